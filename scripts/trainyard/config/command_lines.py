@@ -20,11 +20,11 @@ _PROBLEMS: Final = {
 }  # fmt: skip
 
 
-def make_trials(given: Any) -> Any:
+def make_trials(content: Any) -> Any:
     """A sweep with `commands` as one with the trials of the lines; anything else as it is."""
-    if not isinstance(given, dict) or not isinstance(path := given.get("commands"), str):
-        return given
-    if placed := [key for key in _REPLACED if key in given]:
+    if not isinstance(content, dict) or not isinstance(path := content.get("commands"), str):
+        return content
+    if placed := [key for key in _REPLACED if key in content]:
         raise invalid(f"commands run as they are written, so {placed[0]} has no place: write it in their lines")
     trials = []
     for number, line in enumerate(read_text(path).split("\n"), start=1):
@@ -34,7 +34,7 @@ def make_trials(given: Any) -> Any:
             trials.append({LINE: line})
     if not trials:
         raise invalid(f"{path} has no command")
-    return {**given, "command": COMMAND, "trials": trials}
+    return {**content, "command": COMMAND, "trials": trials}
 
 
 def _find_problem(line: str) -> str:

@@ -106,18 +106,18 @@ def _select(raw: dict[str, Any], whole: Mapping[str, Any]) -> dict[str, Any]:
         return raw
     chosen = {section: raw.get(section) or {} for section in STUDIES if section not in selections}
     for section, names in selections.items():
-        known = whole.get(section) or {}
-        if not isinstance(known, Mapping):
+        defined = whole.get(section) or {}
+        if not isinstance(defined, Mapping):
             return raw  # the check of the config says what is wrong
         words = [str(name) for name in names] if isinstance(names, list) else str(names).split(",")
         if words == ["all"]:
-            words = list(known)
+            words = list(defined)
         elif words == ["none"]:
             words = []
-        if unknown := [name for name in words if name not in known]:
-            hint = suggest(unknown[0], known)
+        if unknown := [name for name in words if name not in defined]:
+            hint = suggest(unknown[0], defined)
             raise ConfigError(f"--config {section}: there is no {unknown[0]!r}; {hint} (or `all`, or `none`)")
-        chosen[section] = {name: known[name] for name in words}
+        chosen[section] = {name: defined[name] for name in words}
     studies = [study for section in chosen.values() if isinstance(section, Mapping) for study in section.values()]
     needed = [study.get("dataset") for study in studies if isinstance(study, Mapping)]
     datasets = raw.get("datasets") or {}

@@ -64,13 +64,13 @@ def takes_all(name: str, args: Collection[str]) -> bool:
 def check_all_arguments(command: Command, args: Collection[str]) -> None:
     """Raise a PydanticCustomError if a placeholder for all arguments has an unknown style or is only part of a word."""
     for part in [command] if isinstance(command, str) else command:
-        for found in PLACEHOLDER.finditer(part) if "{args" in part else ():
-            if found[1].startswith("args:") and found[1] not in STYLES:
+        for placeholder in PLACEHOLDER.finditer(part) if "{args" in part else ():
+            if placeholder[1].startswith("args:") and placeholder[1] not in STYLES:
                 styles = ", ".join(f"{{{style}}}" for style in STYLES)
-                raise invalid(f"there is no {found[0]}; known: {styles}")
-            beside = part[: found.start()][-1:] + part[found.end() :][:1]
-            if takes_all(found[1], args) and beside.strip(_SEPARATORS if isinstance(command, str) else ""):
-                raise invalid(f"{found[0]} is several words: write no other text beside it")
+                raise invalid(f"there is no {placeholder[0]}; known: {styles}")
+            beside = part[: placeholder.start()][-1:] + part[placeholder.end() :][:1]
+            if takes_all(placeholder[1], args) and beside.strip(_SEPARATORS if isinstance(command, str) else ""):
+                raise invalid(f"{placeholder[0]} is several words: write no other text beside it")
 
 
 _SEPARATORS: Final = " \t\n;|&()<>"
@@ -288,10 +288,10 @@ def make_values(
             return Words(
                 word for key, value in unnamed_items(args, named) for word in STYLES[name](key, value, switch_of)
             )
-        found = value_at(args, name, value_at(predefined, name, ABSENT))
-        if found is ABSENT:
+        argument = value_at(args, name, value_at(predefined, name, ABSENT))
+        if argument is ABSENT:
             raise KeyError(name)
-        return found
+        return argument
 
     return value
 

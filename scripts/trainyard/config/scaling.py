@@ -280,12 +280,12 @@ def study_of_trial(train: Training, dataset: str, *, scale: str, cpus: int) -> d
     The global batch of a trial, `batch_size` x `accumulation`, does not depend on its number of GPUs.
     """
     nodes, gpus = split_scale(scale)
-    given = train.model_dump(mode="json", exclude_unset=True)
-    study = {"dataset": dataset, "train": given, "scales": [scale], "cpus_per_gpu": max(1, cpus // gpus)}
+    training = train.model_dump(mode="json", exclude_unset=True)
+    study = {"dataset": dataset, "train": training, "scales": [scale], "cpus_per_gpu": max(1, cpus // gpus)}
     if train.metric != DEFAULT_METRIC:
         study["metric"] = train.metric
     if nodes * gpus > 1:
-        given["batch_size"] = train.batch_size * train.accumulation
+        training["batch_size"] = train.batch_size * train.accumulation
         study["mode"] = "strong"
     return study
 
@@ -306,10 +306,10 @@ def split_scale(run: str) -> tuple[int, int]:
     Raises:
         UserError: it is not a scale.
     """
-    found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)(/repeat-[1-9]\d*)?", run)
-    if found is None:
+    parts = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)(/repeat-[1-9]\d*)?", run)
+    if parts is None:
         raise UserError(f"{run!r} is not valid; a scale is <nodes>x<gpus per node>, as in 2x4")
-    return int(found[1]), int(found[2])
+    return int(parts[1]), int(parts[2])
 
 
 def repeat_of(run: str) -> int:

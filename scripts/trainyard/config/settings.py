@@ -103,13 +103,13 @@ class Settings(Section):
         return content, absent
 
 
-def read_settings(given: Any) -> Any:
+def read_settings(content: Any) -> Any:
     """The file that a config names, with its content, or the name of a format; anything else is for Pydantic."""
-    if not isinstance(given, str):
-        return given
-    if f".{given}" in _PARSERS:
-        return {"file": f"{SETTINGS}.{given}"}
-    return {"file": given, "text": read_text(given)}
+    if not isinstance(content, str):
+        return content
+    if f".{content}" in _PARSERS:
+        return {"file": f"{SETTINGS}.{content}"}
+    return {"file": content, "text": read_text(content)}
 
 
 def read_text(file: str) -> str:

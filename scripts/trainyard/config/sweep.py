@@ -350,12 +350,12 @@ class Search(Section):
     def _check_options(self) -> None:
         """Raise an error unless the options are arguments of Optuna's sampler."""
         parameters = signature(self._sampler_class()).parameters.values()
-        known = {each.name: each for each in parameters if _SCALAR.fullmatch(str(each.annotation))}
-        known.pop("seed", None)
-        for name in self.options.keys() - known.keys():
-            raise invalid(f"{self.method} has no option {name}; {suggest(name, known)}")
+        options = {each.name: each for each in parameters if _SCALAR.fullmatch(str(each.annotation))}
+        options.pop("seed", None)
+        for name in self.options.keys() - options.keys():
+            raise invalid(f"{self.method} has no option {name}; {suggest(name, options)}")
         for name, value in self.options.items():
-            kind = known[name].annotation
+            kind = options[name].annotation
             if not TypeAdapter(kind).validator.isinstance_python(value, strict=True):
                 raise invalid(f"{name}: {value!r} is of another type: give {kind}")
         try:
@@ -518,28 +518,28 @@ class Slots(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _complete(cls, given: Any) -> Any:
+    def _complete(cls, content: Any) -> Any:
         """Without GPUs, a job has the CPUs of one trial or more. `nodes: 1`, as in earlier configs, changes nothing."""
-        if not isinstance(given, dict):
-            return given
-        if given.get("nodes") == 1:
-            given = {key: value for key, value in given.items() if key != "nodes"}
-        if "cpus" in given:
-            return {"gpus_per_node": 0, **given}
-        return {"cpus": given.get("cpus_per_trial", 1), **given} if given.get("gpus_per_node") == 0 else given
+        if not isinstance(content, dict):
+            return content
+        if content.get("nodes") == 1:
+            content = {key: value for key, value in content.items() if key != "nodes"}
+        if "cpus" in content:
+            return {"gpus_per_node": 0, **content}
+        return {"cpus": content.get("cpus_per_trial", 1), **content} if content.get("gpus_per_node") == 0 else content
 
     @model_validator(mode="after")
     def _check_keys(self) -> "Slots":
         """Check that no key divides GPUs that are not requested, or gives the number of slots a second time."""
-        given = self.model_fields_set - ({"mps"} if self.mps == "off" else set())
-        of_gpus = [key for key in ("gpus_per_trial", "mps") if key in given]
+        keys = self.model_fields_set - ({"mps"} if self.mps == "off" else set())
+        of_gpus = [key for key in ("gpus_per_trial", "mps") if key in keys]
         if not self.has_gpus and of_gpus:
             raise invalid(f"{of_gpus[0]} is about GPUs, but gpus_per_node is 0: remove it, and give cpus")
         if self.has_gpus and "cpus" in self.model_fields_set:
             raise invalid("cpus is for jobs without GPUs; with GPUs, give gpus_per_node and cpus_per_trial")
         if not self.has_gpus and self.cpus % self.cpus_per_trial:
             raise invalid(f"trials of {self.cpus_per_trial} CPUs cannot share {self.cpus} evenly: give a multiple")
-        if self.nodes_per_trial > 1 and (not self.has_gpus or "gpus_per_trial" in given):
+        if self.nodes_per_trial > 1 and (not self.has_gpus or "gpus_per_trial" in keys):
             remedy = "give gpus_per_node, not gpus_per_trial"
             raise invalid(f"a trial takes all GPUs of its {self.nodes_per_trial} nodes: {remedy}")
         if self.cpus > MAX_SLOTS:
@@ -824,15 +824,15 @@ class Sweep(Study):
 
     @model_validator(mode="before")
     @classmethod
-    def _set_goal_and_metric(cls, given: Any) -> Any:
-        if isinstance(given, dict) and given.get("slots") == "auto":
-            given = {"goal": "fastest", **given}
-        objectives = given.get("objectives") if isinstance(given, dict) else None
+    def _set_goal_and_metric(cls, content: Any) -> Any:
+        if isinstance(content, dict) and content.get("slots") == "auto":
+            content = {"goal": "fastest", **content}
+        objectives = content.get("objectives") if isinstance(content, dict) else None
         if not isinstance(objectives, dict) or not objectives:
-            return given
-        metric = given.get("metric") or next(iter(objectives))
+            return content
+        metric = content.get("metric") or next(iter(objectives))
         mode = objectives.get(metric) if isinstance(metric, str) else None
-        return {**({"mode": mode} if mode in ("min", "max") else {}), **given, "metric": metric}
+        return {**({"mode": mode} if mode in ("min", "max") else {}), **content, "metric": metric}
 
     @model_validator(mode="after")
     def _check_objectives(self) -> "Sweep":
@@ -1107,14 +1107,14 @@ class Sweep(Study):
 
         Mappings that replace a section of all trials, or have sections themselves, stay whole.
         """
-        found: dict[str, dict[str, GridValues]] = {}
+        columns_of: dict[str, dict[str, GridValues]] = {}
         for key, values in self.grid.items():
             is_paired = isinstance(values, list) and key not in self.base and all(map(_is_flat, values))
             options: list[dict[str, Any]] = options_of(values) if is_paired else []
             names = dict.fromkeys(name for option in options for name in option)
             columns: dict[str, GridValues] = {f"{key}.{name}": [each.get(name) for each in options] for name in names}
-            found[key] = columns or {key: values}
-        return found
+            columns_of[key] = columns or {key: values}
+        return columns_of
 
     @property
     def paired(self) -> dict[str, str]:
@@ -1241,11 +1241,11 @@ class TreeSweep(Sweep):
 
     @model_validator(mode="before")
     @classmethod
-    def _use_cpus(cls, given: Any) -> Any:
-        slots = given.get("slots", {}) if isinstance(given, dict) else None
+    def _use_cpus(cls, content: Any) -> Any:
+        slots = content.get("slots", {}) if isinstance(content, dict) else None
         if slots == "auto":
-            return {"goal": "fastest", **given, "slots": {"cpus": AUTO_CPUS}}
-        return {**given, "slots": {"gpus_per_node": 0, **slots}} if isinstance(slots, dict) else given
+            return {"goal": "fastest", **content, "slots": {"cpus": AUTO_CPUS}}
+        return {**content, "slots": {"gpus_per_node": 0, **slots}} if isinstance(slots, dict) else content
 
     @model_validator(mode="after")
     def _check_fit(self) -> "TreeSweep":
@@ -1513,11 +1513,11 @@ class FunctionSweep(ProgramSweep):
         return super().spec_content | {"function": self.function}
 
 
-def _kind_of_sweep(given: Any) -> str:
-    if isinstance(given, Sweep):
-        return given.kind
+def _kind_of_sweep(content: Any) -> str:
+    if isinstance(content, Sweep):
+        return content.kind
     kinds = ("command", "function", "trees")
-    return next((kind for kind in kinds if isinstance(given, dict) and {kind, f"{kind}s"} & given.keys()), "train")
+    return next((kind for kind in kinds if isinstance(content, dict) and {kind, f"{kind}s"} & content.keys()), "train")
 
 
 AnySweep = Annotated[

@@ -76,15 +76,15 @@ class Section(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _check_numbers(cls, given: Any) -> Any:
+    def _check_numbers(cls, content: Any) -> Any:
         """Reject text, and true, where a number is expected: Pydantic would convert them. False is 0, as in `off`."""
-        if not isinstance(given, dict):
-            return given
+        if not isinstance(content, dict):
+            return content
         names = cls._number_fields()
-        if wrong := {name: kind for name in given if name in names and (kind := _find_mistake(given[name]))}:
-            details = [InitErrorDetails(type=kind, loc=(name,), input=given[name]) for name, kind in wrong.items()]
+        if wrong := {name: kind for name in content if name in names and (kind := _find_mistake(content[name]))}:
+            details = [InitErrorDetails(type=kind, loc=(name,), input=content[name]) for name, kind in wrong.items()]
             raise ValidationError.from_exception_data(cls.__name__, details)
-        return given
+        return content
 
     @classmethod
     @cache
@@ -206,16 +206,16 @@ LossPath = Annotated[
 Metrics = list[MetricPath] | dict[MetricName, MetricPath]
 
 
-def _by_name(given: Any) -> Any:
+def _by_name(paths: Any) -> Any:
     """A list of metrics as a mapping; a path is named by its last part."""
-    if isinstance(given, str):
-        raise invalid(f"write a list, [{given}], or a mapping of names")
-    if not isinstance(given, list) or not all(isinstance(path, str) for path in given):
-        return given
-    names = [re.split(r"[.:]", path)[-1] for path in given]
+    if isinstance(paths, str):
+        raise invalid(f"write a list, [{paths}], or a mapping of names")
+    if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
+        return paths
+    names = [re.split(r"[.:]", path)[-1] for path in paths]
     if twice := [name for name in names if names.count(name) > 1]:
         raise invalid(f"two metrics are called {twice[0]}: give a mapping of names to paths")
-    return dict(zip(names, given, strict=True))
+    return dict(zip(names, paths, strict=True))
 
 
 class TorchSection(Section):

@@ -210,10 +210,10 @@ def _settings(sweep: Sweep) -> Iterator[tuple[str, Values]]:
         choices = [options_of(values) for values in sweep.grid.values()]
         conditions = _conditions(sweep.grid)
         for combination in itertools.product(*choices):
-            found = Values()
+            settings = Values()
             for key, value in _applicable(conditions, dict(zip(sweep.grid, combination, strict=True))).items():
-                found |= {key: value} if key in sweep.grid_columns[key] else dotted_items({key: value})
-            yield "grid", found
+                settings |= {key: value} if key in sweep.grid_columns[key] else dotted_items({key: value})
+            yield "grid", settings
     for index, values in enumerate(sweep.trials):
         yield f"trials.{index}", values
     if sweep.sample:
@@ -248,11 +248,11 @@ def _applicable(conditions: Conditions, values: Values) -> Values:
     """The values of the keys whose condition holds; each key comes after those that it depends on."""
     if not conditions:
         return values
-    found = Values()
+    used = Values()
     for key, value in values.items():
-        if holds(conditions.get(key, {}), found):
-            found[key] = value
-    return found
+        if holds(conditions.get(key, {}), used):
+            used[key] = value
+    return used
 
 
 def _needed(conditions: Conditions, key: str) -> Values:

@@ -552,10 +552,10 @@ class CommandOptions(ProgramOptions):
         error = ""
         check_all_arguments(command, args)
         options = {"resume": "the option that replaces it", SETTINGS: "the file that it is made from"}
-        known = {*names, *STYLES, *(name for name in options if getattr(self, name) is not None)}
+        named = {*names, *STYLES, *(name for name in options if getattr(self, name) is not None)}
         takes_rest = any(takes_all(name, args) for name in used)
         unused = [] if self.is_wandb else sorted(set(args) - used)
-        if unknown := sorted(used - known):
+        if unknown := sorted(used - named):
             own = options.get(unknown[0])
             remedy = f"or give `{unknown[0]}`, {own}" if own else suggest(unknown[0], names)
             error = f"{program} has {{{unknown[0]}}}, which is neither an argument nor predefined; {remedy}"

@@ -212,11 +212,11 @@ def _await_others(order: SharedOrder, what: str) -> None:
 
 def _run_until_done(session: DriverSession) -> tuple[Plan, SharedOrder]:
     """Run the pending trials, also if Ray ends meanwhile."""
-    for left in reversed(range(RAY_STARTS)):
+    for starts_left in reversed(range(RAY_STARTS)):
         try:
             return _run(session)
         except RayEndedError as error:
-            if not left:
+            if not starts_left:
                 raise
             log.warning("%s; starting Ray again", error)
     raise AssertionError("the last start returns or raises")
@@ -270,24 +270,24 @@ def _fix_slots(plan: Plan) -> Plan:
     slots = plan.slots
     allocation = slurm_allocation.current_allocation()
     if plan.state.sweep.goal and plan.forecast.pending and allocation:
-        given = {"gpus_per_node": allocation.gpus_per_node}
+        allocated = {"gpus_per_node": allocation.gpus_per_node}
         if not slots.has_gpus:
             fitting = max(1, allocation.cpus_per_node // slots.cpus_per_trial)  # on a whole node, more than requested
-            given = {"cpus": slots.cpus_per_trial * min(fitting, plan.state.sweep.slots.count)}
-        slots = slots.model_copy(update=given)
+            allocated = {"cpus": slots.cpus_per_trial * min(fitting, plan.state.sweep.slots.count)}
+        slots = slots.model_copy(update=allocated)
     return plan.with_slots(slots)
 
 
-def _check_can_run(found: Plan) -> None:
+def _check_can_run(plan: Plan) -> None:
     """Check that no trial must run after outputs were read again, in a job that was requested only for the tables.
 
     Raises:
         UserError: one must, and a job of Slurm has no GPU, and minutes of walltime.
     """
-    if found.forecast.pending and slurm_allocation.current_allocation():
-        count = count_of(len(found.forecast.pending), "trial")
+    if plan.forecast.pending and slurm_allocation.current_allocation():
+        count = count_of(len(plan.forecast.pending), "trial")
         raise UserError(
-            f"sweep {found.state.name}: {count} must run again by the output as it is read now, and this job was "
+            f"sweep {plan.state.name}: {count} must run again by the output as it is read now, and this job was "
             "requested only to read it: the same command requests the rest, and so do Snakemake's retries"
         )
 

@@ -79,7 +79,7 @@ def read_outputs(journal: Journal, state: History) -> bool:
     Returns whether any attempt is known in another way now.
     """
     has_read = False
-    found = dict[str, tuple[ParsedOutput, TrialStatus]]()  # of the trials that had ended
+    of_ended = dict[str, tuple[ParsedOutput, TrialStatus]]()  # of the trials that had ended
     for attempt in state.unread:
         recorded = state.fold.attempts[attempt.trial, attempt.number]  # before any output was read again
         is_read = attempt.metrics_digest == state.metrics_digest
@@ -89,7 +89,7 @@ def read_outputs(journal: Journal, state: History) -> bool:
             if is_read and (outcome, error) == (attempt.outcome, attempt.error):
                 continue
             if attempt is state.record(attempt.trial).end:
-                found[attempt.trial] = parsed, outcome
+                of_ended[attempt.trial] = parsed, outcome
         elif is_read or attempt.metrics_digest is None or attempt.outcome is TrialStatus.UNREADABLE:
             continue
         else:
@@ -102,11 +102,11 @@ def read_outputs(journal: Journal, state: History) -> bool:
         tries = state.attempts[attempt.trial]
         tries[tries.index(attempt)] = _record(journal, state, recorded, parsed, outcome=outcome, error=error)
         has_read = True
-    for trial, (parsed, _) in found.items():
+    for trial, (parsed, _) in of_ended.items():
         if parsed.warning:
             log.warning("trial %s: %s", trial, parsed.warning)
             break
-    statuses = [outcome for _, outcome in found.values()]
+    statuses = [outcome for _, outcome in of_ended.values()]
     if statuses:
         readable = len(statuses) - statuses.count(TrialStatus.UNREADABLE)
         log.info("%d of %d saved outputs could be read again; no trial was run", readable, len(statuses))

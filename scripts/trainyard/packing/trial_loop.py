@@ -54,13 +54,13 @@ def _pieces(task: Task, attempt: Attempt, end: TrialEnded) -> list[Piece]:
 
     If its program ended by itself before it was complete, only those that did so, too.
     """
-    found = [Piece(_last_epoch(attempt), end.has_saved)]
-    for each in reversed(task.earlier):
-        is_piece = each.outcome is TrialStatus.INTERRUPTED and (each.is_incomplete or not _is_incomplete(end))
-        if not is_piece or each.generation != task.generation:
+    pieces = [Piece(_last_epoch(attempt), end.has_saved)]
+    for earlier in reversed(task.earlier):
+        is_piece = earlier.outcome is TrialStatus.INTERRUPTED and (earlier.is_incomplete or not _is_incomplete(end))
+        if not is_piece or earlier.generation != task.generation:
             break
-        found.insert(0, Piece(_last_epoch(each), each.has_saved))
-    return found
+        pieces.insert(0, Piece(_last_epoch(earlier), earlier.has_saved))
+    return pieces
 
 
 def _is_incomplete(end: TrialEnded) -> bool:
@@ -575,13 +575,13 @@ class TrialLoop:
         order = self._run.order
         queue = self.queue
         interrupted = self._interrupted + late
-        left = queue.waiting + interrupted
-        if not left and not queue.is_closed:
+        trials_left = queue.waiting + interrupted
+        if not trials_left and not queue.is_closed:
             return
         if queue.is_closed or queue.is_over_budget():
             order.note_budget_reached()
             return
-        count = count_of(left, "trial")
+        count = count_of(trials_left, "trial")
         if not interrupted and order.is_held:
             log.info("%s left to the jobs that go on, or that follow", count)
             return
@@ -589,7 +589,7 @@ class TrialLoop:
             log.info("%s left to other jobs, which have better places for them", count)
             return
         can_continue = "the same command continues from here, and on Slurm the next job"
-        if left == self._interrupted_themselves:
+        if trials_left == self._interrupted_themselves:
             raise UserError(f"{count} left, of which each {INTERRUPTED_ITSELF[3:]}: {can_continue}")
         stopped = f"stopped before the end of the walltime with {count} left"
         sweep = self._run.setup.sweep

@@ -99,11 +99,11 @@ AttemptKey = tuple[str, int]  # trial and number
 Attempts = dict[AttemptKey, Attempt]  # in the order in which they started
 
 
-def update_attempts(found: Attempts, event: TrialEvent) -> Attempt:
+def update_attempts(attempts: Attempts, event: TrialEvent) -> Attempt:
     """Apply one more event to the attempts; returns its attempt."""
     key = (event.trial, event.attempt)
     if isinstance(event, Started):
-        found[key] = Attempt(
+        attempts[key] = Attempt(
             *key,
             event.time,
             event.time,
@@ -114,13 +114,13 @@ def update_attempts(found: Attempts, event: TrialEvent) -> Attempt:
             gpus_per_trial=event.gpus_per_trial,
             values=event.values or {},
         )
-        return found[key]
-    if key not in found:  # its start is damaged
-        before = found.get((event.trial, event.attempt - 1), Attempt(event.trial, 0, 0.0, 0.0))
+        return attempts[key]
+    if key not in attempts:  # its start is damaged
+        before = attempts.get((event.trial, event.attempt - 1), Attempt(event.trial, 0, 0.0, 0.0))
         start = event.time - (event.seconds or 0.0 if isinstance(event, Ended) else 0.0)
-        found[key] = Attempt(*key, start, start, generation=before.generation, takeover=before.takeover)
-    _apply(found[key], event)
-    return found[key]
+        attempts[key] = Attempt(*key, start, start, generation=before.generation, takeover=before.takeover)
+    _apply(attempts[key], event)
+    return attempts[key]
 
 
 def _apply(attempt: Attempt, event: TrialEvent) -> None:
@@ -422,7 +422,7 @@ def find_continued(attempts: Sequence[Attempt], last: Attempt) -> list[tuple[Att
     checkpoint, at the last epoch before the first one that the next attempt reports. Trainyard's own training loop
     reports all epochs and seconds again when it resumes, so its attempts continue none.
     """
-    found: list[tuple[Attempt, float]] = []
+    continued: list[tuple[Attempt, float]] = []
     current = last
     checkpoint_time = _checkpoint_time(last)
     for attempt in attempts_before(attempts, last):
@@ -430,10 +430,10 @@ def find_continued(attempts: Sequence[Attempt], last: Attempt) -> list[tuple[Att
         if kept is None:
             break
         if kept >= attempt.start:
-            found.append((attempt, min(kept, attempt.end) - attempt.start))
+            continued.append((attempt, min(kept, attempt.end) - attempt.start))
             current = attempt
             checkpoint_time = _checkpoint_time(attempt)
-    return found[::-1]
+    return continued[::-1]
 
 
 def _checkpoint_time(attempt: Attempt) -> float | None:
@@ -472,11 +472,11 @@ def epochs_before(earlier: Sequence[ReportedEpochs], checkpoint: CheckpointFile)
 
 def reported_epochs(attempts: Iterable[Attempt]) -> list[ReportedEpochs]:
     """The same of attempts at a trial, oldest first."""
-    found: list[ReportedEpochs] = []
+    reported: list[ReportedEpochs] = []
     for each in attempts:
-        before = epochs_before(found, each.resumed) if each.resumed else 0
-        found.append(ReportedEpochs(each.start, before, [(time, epoch) for epoch, time in each.epoch_times.items()]))
-    return found
+        before = epochs_before(reported, each.resumed) if each.resumed else 0
+        reported.append(ReportedEpochs(each.start, before, [(time, epoch) for epoch, time in each.epoch_times.items()]))
+    return reported
 
 
 class Piece(NamedTuple):
@@ -528,10 +528,10 @@ def find_parts(attempts: Sequence[Attempt], last: Attempt) -> dict[int, float]:
         return {}
     own = min(last.seconds, last.end - last.start)
     parts = {last.number: own} | {attempt.number: seconds for attempt, seconds in find_continued(attempts, last)}
-    left = last.seconds - own
+    missing = last.seconds - own
     for attempt in attempts_before(attempts, last) if len(parts) == 1 else ():
-        parts[attempt.number] = min(left, attempt.end - attempt.start)
-        left -= parts[attempt.number]
+        parts[attempt.number] = min(missing, attempt.end - attempt.start)
+        missing -= parts[attempt.number]
     return parts
 
 

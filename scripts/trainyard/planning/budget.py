@@ -38,11 +38,11 @@ class Spending:
 
     def latest_end(self, session: str) -> float:
         """When another trial of a job that runs must have ended, in Unix seconds, to fit beside all that runs."""
-        left = self.left_unit_seconds
+        unit_seconds = self.left_unit_seconds
         run = next((each for each in self.sessions if each.name == session), None)
-        if left <= 0:
+        if unit_seconds <= 0:
             return -math.inf
-        return min(self.end_time, self.ends[session] + left / run.units(self.slots) if run else math.inf)
+        return min(self.end_time, self.ends[session] + unit_seconds / run.units(self.slots) if run else math.inf)
 
     def must_stop_by(self, now: float) -> float:
         """When the budget is spent, in Unix seconds, if all jobs go on that run now."""

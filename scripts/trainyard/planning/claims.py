@@ -95,20 +95,20 @@ class Entry:
         Raises:
             ValueError, LookupError, TypeError, AttributeError: it is damaged, or of a version with other fields.
         """
-        found: dict[str, Any] = json.loads(content)
-        ends = tuple(decode(end) for end in found["end"])
+        fields: dict[str, Any] = json.loads(content)
+        ends = tuple(decode(end) for end in fields["end"])
         if not all(isinstance(end, Ended) for end in ends):
             raise ValueError("this is no end of an attempt")
         return cls(
-            found["n"],
-            found["session"],
-            found["token"],
+            fields["n"],
+            fields["session"],
+            fields["token"],
             cast(tuple[Ended, ...], ends),
-            dict(found["take"]),
-            tuple(Suggested(**draw) for draw in found["draw"]),
-            {session: GivenUp(**given_up) for session, given_up in found["give_up"].items()},
-            UserRequest(**found["request"]) if "request" in found else None,
-            found.get("until"),
+            dict(fields["take"]),
+            tuple(Suggested(**draw) for draw in fields["draw"]),
+            {session: GivenUp(**given_up) for session, given_up in fields["give_up"].items()},
+            UserRequest(**fields["request"]) if "request" in fields else None,
+            fields.get("until"),
         )
 
 

@@ -120,26 +120,28 @@ class DurationForecast:
             return None
         trials = self._history.trials
         measured = self.measured_seconds | dict(finished)
-        known = {name: seconds for name, seconds in measured.items() if seconds and name in trials}
-        if not known:
+        evidence = {name: seconds for name, seconds in measured.items() if seconds and name in trials}
+        if not evidence:
             return None
         ran = [self.interrupted_seconds(name) for name in names]
-        drawn = cycle(name for name in known if not is_placeholder(name))  # stand in for configurations not drawn yet
+        drawn = cycle(
+            name for name in evidence if not is_placeholder(name)
+        )  # stand in for configurations not drawn yet
         names = [next(drawn) if is_placeholder(name) else name for name in names]
-        costs = self.relative_costs([*names, *known])
+        costs = self.relative_costs([*names, *evidence])
         models = self._history.gpu_models or tuple(dict.fromkeys(self.measured_gpu_models.values())) or ("",)
         here = models[0] if len(models) == 1 else ""
-        measured_on = [here if name in finished else self.measured_gpu_models[name] or here for name in known]
-        found = [
+        measured_on = [here if name in finished else self.measured_gpu_models[name] or here for name in evidence]
+        predictions = [
             predict(
                 [trials[name] for name in names],
-                [(trials[name], seconds) for name, seconds in known.items()],
-                relative=[costs[name] for name in (*names, *known)] if costs else None,
+                [(trials[name], seconds) for name, seconds in evidence.items()],
+                relative=[costs[name] for name in (*names, *evidence)] if costs else None,
                 gpu_models=[*[model] * len(names), *measured_on],
             )
             for model in ([here] if finished else models)
         ]
-        prediction = Prediction.of_any([each for each in found if each])
+        prediction = Prediction.of_any([each for each in predictions if each])
         return prediction.longer_than(ran) if any(ran) else prediction
 
     # ---- what was measured
@@ -153,11 +155,11 @@ class DurationForecast:
     @cached_property
     def measured_seconds(self) -> dict[str, float]:
         """Seconds of the trials that finished, as if they had trained all epochs; the shortest round to 0."""
-        found = dict[str, float]()
+        seconds_of = dict[str, float]()
         for name, end in self._ends.items():
             seconds = whole_seconds(self._history.attempts[name], end) or 0.0
-            found[name] = full_seconds(self._history.trials[name].spec, seconds, end.metrics)
-        return found
+            seconds_of[name] = full_seconds(self._history.trials[name].spec, seconds, end.metrics)
+        return seconds_of
 
     @cached_property
     def measured_gpu_models(self) -> dict[str, str]:

@@ -86,8 +86,8 @@ def predict(
     # Shapes: t terms, h hypotheses, d draws, g groups (the values of a text), i and j trials of the evidence, n all
     wanted = len(trials)
     generator = np.random.default_rng(0)
-    known = wanted + np.unique(np.linspace(0, len(evidence) - 1, MAX_EVIDENCE).round().astype(int))
-    logs = np.log([max(evidence[place - wanted][1], 1e-6) for place in known])
+    compared = wanted + np.unique(np.linspace(0, len(evidence) - 1, MAX_EVIDENCE).round().astype(int))
+    logs = np.log([max(evidence[place - wanted][1], 1e-6) for place in compared])
     middle = np.median(logs)
     logs -= middle
     count = int(np.clip(HYPOTHESES[1] * (12 / len(logs)) ** 2, *HYPOTHESES))
@@ -95,8 +95,8 @@ def predict(
     power, mean, error, offset = prior
     noise = np.maximum(NOISE[0], NOISE[1] * np.exp(NOISE[2] * generator.standard_normal((count, 1))))
 
-    columns = np.logaddexp(offset, power * x[..., known]) - np.logaddexp(offset, 0.0)  # (t, h, i)
-    same = (groups[:, known, None] == groups[:, None, known]).astype(np.float64)
+    columns = np.logaddexp(offset, power * x[..., compared]) - np.logaddexp(offset, 0.0)  # (t, h, i)
+    same = (groups[:, compared, None] == groups[:, None, compared]).astype(np.float64)
     covariance = np.einsum("thi,thj,tij->hij", error * columns, error * columns, same)
     covariance += noise[:, :, None] ** 2 * np.eye(len(logs))
     residual = logs - (mean * columns).sum(axis=0)  # (h, i)
@@ -113,10 +113,10 @@ def predict(
     noise = noise[chosen]
     late = late[chosen]
     coefficients = mean + error * generator.standard_normal((len(x), draws, groups.max() + 1))  # (t, d, g)
-    drawn = (np.take_along_axis(coefficients, groups[:, None, known], axis=2) * of_evidence).sum(axis=0)  # (d, i)
+    drawn = (np.take_along_axis(coefficients, groups[:, None, compared], axis=2) * of_evidence).sum(axis=0)  # (d, i)
     drawn += noise * generator.standard_normal(late.shape) + late * generator.normal(*EXCESS, late.shape)
     pull = np.einsum("dij,dj->di", inverse[chosen], logs - drawn)
-    of_group = (groups[:, known, None] == np.arange(coefficients.shape[2])).astype(np.float64)
+    of_group = (groups[:, compared, None] == np.arange(coefficients.shape[2])).astype(np.float64)
     coefficients += error**2 * ((pull * of_evidence) @ of_group)
     columns = np.logaddexp(offset, power * x[..., :wanted]) - np.logaddexp(offset, 0.0)  # (t, d, n)
     typical = (np.take_along_axis(coefficients, groups[:, None, :wanted], axis=2) * columns).sum(axis=0)
@@ -125,7 +125,7 @@ def predict(
     effects = np.take_along_axis(average, groups[:, None, :wanted], axis=2) * columns  # (t, d, n)
     expected = effects.sum(axis=0)
     if len(evidence) == 1:  # of several keys that may lengthen a trial, one probably does; each by itself probably not
-        measured = np.take_along_axis(average, groups[:, None, known], axis=2) * of_evidence
+        measured = np.take_along_axis(average, groups[:, None, compared], axis=2) * of_evidence
         expected = np.median(effects - measured, axis=1).sum(axis=0, keepdims=True)
     limits = middle + logs.min() - LOG_RANGE, middle + logs.max() + LOG_RANGE
     typical, expected = ((middle + each).clip(*limits) for each in (typical, expected))

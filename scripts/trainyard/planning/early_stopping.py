@@ -254,13 +254,13 @@ class _Curve:
 
     def record(self, epoch: float, value: float, score_of: Callable[[Sequence[float]], float]) -> bool:
         """Set the value of an epoch; returns whether it is another one than before."""
-        place = bisect_left(self.epochs, epoch)
+        index = bisect_left(self.epochs, epoch)
         end = self.up_to(epoch)
-        if self.values[place:end] == [value]:
+        if self.values[index:end] == [value]:
             return False
-        self.epochs[place:end] = [epoch]
-        self.values[place:end] = [value]
-        self.scores[place:] = [score_of(self.values[: last + 1]) for last in range(place, len(self.values))]
+        self.epochs[index:end] = [epoch]
+        self.values[index:end] = [value]
+        self.scores[index:] = [score_of(self.values[: last + 1]) for last in range(index, len(self.values))]
         return True
 
     def up_to(self, epoch: float) -> int:

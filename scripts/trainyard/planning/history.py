@@ -413,7 +413,7 @@ def dataset_digest(results: Path, study: Sweep | Scaling) -> str:
 def is_trained(study: Scaling, run: str, folder: Path, results: Path) -> bool:
     """Whether a run of a study, whose results are in `folder`, has results of this config."""
     try:
-        known = json.loads((folder / run / "summary.json").read_text()).get("spec_digest")
+        digest = json.loads((folder / run / "summary.json").read_text()).get("spec_digest")
     except (FileNotFoundError, ValueError):
         return False
-    return bool(known == result_digest(study, run, dataset_digest(results, study)))
+    return bool(digest == result_digest(study, run, dataset_digest(results, study)))

@@ -307,11 +307,11 @@ def _count_lost(plan: Plan) -> int:
     """How many trials with the values of a pending one have a result under another identity."""
     state = plan.state
     ends = [record.end for record in state.earlier]
-    known = [to_json(end.values) for end in ends if end and end.outcome in WITH_RESULT]
-    if not known:  # as in most plans, whose many pending trials need not be written as text
+    finished = [to_json(end.values) for end in ends if end and end.outcome in WITH_RESULT]
+    if not finished:  # as in most plans, whose many pending trials need not be written as text
         return 0
     values = {to_json(state.trials[name].values) for name in plan.forecast.pending if name in state.trials}
-    return sum(each in values for each in known)
+    return sum(each in values for each in finished)
 
 
 def _describe_slot(plan: Plan, *, on_cpus: bool) -> str:
@@ -340,11 +340,11 @@ def _describe_gpu_models(plan: Plan) -> str:
     """The GPU models for which a prediction holds, if trials were measured on others; "" otherwise."""
     models = plan.state.gpu_models
     forecast = plan.forecast
-    known = set(forecast.measured_gpu_models.values()) - {""}
+    measured_on = set(forecast.measured_gpu_models.values()) - {""}
     missing = forecast.unmeasured_models
-    if not models or (len(models) == 1 and known <= set(models)):
+    if not models or (len(models) == 1 and measured_on <= set(models)):
         return ""
-    measured = f"predicted as on {' and '.join(sorted(known))}: none was measured on {' or '.join(missing)}"
+    measured = f"predicted as on {' and '.join(sorted(measured_on))}: none was measured on {' or '.join(missing)}"
     unknown = f" ({measured})" if missing else ""
     return f" on {' or '.join(models)}{unknown}"
 

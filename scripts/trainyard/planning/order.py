@@ -46,18 +46,18 @@ def jobs_needed(durations: Sequence[float], slots: int, *, seconds: float) -> in
     In each job, a slot runs the next trial, in the given order, that ends within the job's `seconds`. A longer trial
     counts as if it took exactly that long.
     """
-    left = [min(each, seconds) for each in durations]
+    remaining = [min(duration, seconds) for duration in durations]
     jobs = 0
-    while left:
+    while remaining:
         jobs += 1
         free = [0.0] * slots
         postponed = []
-        for each in left:
-            if free[0] + each <= seconds:
-                heapq.heapreplace(free, free[0] + each)
+        for duration in remaining:
+            if free[0] + duration <= seconds:
+                heapq.heapreplace(free, free[0] + duration)
             else:
-                postponed.append(each)
-        left = postponed
+                postponed.append(duration)
+        remaining = postponed
     return jobs
 
 
@@ -74,14 +74,14 @@ def spanning_trials(trials: Sequence[Trial], count: int) -> list[int]:
     texts = np.stack([groups for _, groups in keys])
     middle = (numbers.min(axis=1) + numbers.max(axis=1))[:, None] / 2
     distance = np.abs(numbers - middle).sum(axis=0)
-    found = list[int]()
-    while len(found) < min(count, len(trials)):
-        found.append(int(distance.round(9).argmax()))  # rounding errors decide no tie
-        last = slice(found[-1], found[-1] + 1)
+    chosen = list[int]()
+    while len(chosen) < min(count, len(trials)):
+        chosen.append(int(distance.round(9).argmax()))  # rounding errors decide no tie
+        last = slice(chosen[-1], chosen[-1] + 1)
         nearest = (np.abs(numbers - numbers[:, last]) + (texts != texts[:, last])).sum(axis=0)
-        distance = nearest if len(found) == 1 else np.minimum(distance, nearest)
-        distance[found] = -1.0
-    return found
+        distance = nearest if len(chosen) == 1 else np.minimum(distance, nearest)
+        distance[chosen] = -1.0
+    return chosen
 
 
 def key_columns(trials: Sequence[Trial]) -> Iterator[tuple[Seconds, Places]]:

@@ -227,10 +227,10 @@ class Plan:
         """What the longest job that can be requested has for trials."""
         limit = format_duration(60 * self.limit_minutes)
         taken = format_duration(self._startup_seconds + self.margin_seconds)
-        left = format_duration(max(0.0, self._useful_seconds))
+        time_left = format_duration(max(0.0, self._useful_seconds))
         return (
             f"a job may take {limit} at most, but its start and its end, with the grace period of trials, need {taken} "
-            f"({left} left for trials)"
+            f"({time_left} left for trials)"
         )
 
     @property

@@ -68,16 +68,16 @@ class OptunaStudy:
 
     def _worse_than_all(self, ends: Iterable[Attempt]) -> list[float]:
         """For each objective a value that is clearly worse than the values of all trials so far."""
-        found = list[float]()
+        worst = list[float]()
         reported = [end.metrics for end in ends if end.outcome in WITH_RESULT]
         for metric, mode in self._sweep.goals.items():
             known = [metrics.get(metric) for metrics in reported]
             values = [float(value) for value in known if value is not None and math.isfinite(value)] or [0.0]
             spread = (max(values) - min(values)) or abs(values[0]) or 1.0
-            found.append(min(values) - spread if mode == "max" else max(values) + spread)
-        return found
+            worst.append(min(values) - spread if mode == "max" else max(values) + spread)
+        return worst
 
-    def _tell(self, known: Sequence[tuple[Suggestion, Attempt | None]], *, bad: Sequence[float]) -> None:
+    def _tell(self, drawn: Sequence[tuple[Suggestion, Attempt | None]], *, bad: Sequence[float]) -> None:
         """Bring the study up to date with the trials before the next draw. `bad` are the values of a diverged one."""
 
         def is_same(told: tuple[Values, Attempt | None], now: tuple[Suggestion, Attempt | None]) -> bool:
@@ -85,31 +85,31 @@ class OptunaStudy:
 
         # To add all trials again for each draw takes a quarter of a second with 4,000 of them. Other methods save what
         # they have worked out in the study, which would then depend on when the job started.
-        is_kept = self._search.method in ("tpe", "qmc") and len(self._told) <= len(known)
+        is_kept = self._search.method in ("tpe", "qmc") and len(self._told) <= len(drawn)
         if self._sweep.objectives:  # with one, none are told where it is kept
             is_kept = is_kept and bad == self._bad
             self._bad = bad
-        if self._told and not (is_kept and all(map(is_same, self._told, known))):
+        if self._told and not (is_kept and all(map(is_same, self._told, drawn))):
             self._start()
-        for number, (each, end) in enumerate(known):
+        for number, (suggestion, end) in enumerate(drawn):
             if number < len(self._told):
                 if end is not None and self._told[number][1] is None:
-                    self._finish(number, self._as_known(each, end, bad))
+                    self._finish(number, self._as_known(suggestion, end, bad))
             elif self._search.method == "qmc":
                 self._ask(number)  # the study counts what it has drawn
             else:
-                self._study.add_trial(self._as_known(each, end, bad))
-                self._told.append((each.params, None))
-            self._told[number] = (each.params, end)
+                self._study.add_trial(self._as_known(suggestion, end, bad))
+                self._told.append((suggestion.params, None))
+            self._told[number] = (suggestion.params, end)
 
-    def _finish(self, number: int, known: "optuna.trial.FrozenTrial") -> None:
+    def _finish(self, number: int, frozen: "optuna.trial.FrozenTrial") -> None:
         study = self._storage.get_study_id_from_name(self._study.study_name)
         trial = self._storage.get_trial_id_from_study_id_trial_number(study, number)
-        for name, attr in known.system_attrs.items():  # its constraints are among them
+        for name, attr in frozen.system_attrs.items():  # its constraints are among them
             self._storage.set_trial_system_attr(trial, name, attr)
-        for epoch, value in known.intermediate_values.items():
+        for epoch, value in frozen.intermediate_values.items():
             self._storage.set_trial_intermediate_value(trial, epoch, value)
-        self._storage.set_trial_state_values(trial, known.state, known.values)
+        self._storage.set_trial_state_values(trial, frozen.state, frozen.values)
 
     def _ask(self, number: int) -> "optuna.trial.FrozenTrial":
         """Have Optuna draw the next trial; `number` were drawn before."""
@@ -131,7 +131,9 @@ class OptunaStudy:
         self._told.append((trial.params, None))
         return self._study.get_trials(deepcopy=False)[-1]
 
-    def _as_known(self, each: Suggestion, end: Attempt | None, bad: Sequence[float]) -> "optuna.trial.FrozenTrial":
+    def _as_known(
+        self, suggestion: Suggestion, end: Attempt | None, bad: Sequence[float]
+    ) -> "optuna.trial.FrozenTrial":
         """A trial as Optuna has it."""
         import optuna
         from optuna.trial import TrialState
@@ -144,21 +146,23 @@ class OptunaStudy:
             goals = list(self._sweep.goals)
             limits = self._sweep.constraints
             metrics = {name: end.metrics.get(name) for name in (*goals, *limits)}
-            known = {
+            judged = {
                 name: float(value) for name, value in metrics.items() if value is not None and math.isfinite(value)
             }
             needed = metrics if end.outcome == TrialStatus.FINISHED else goals
             states = {TrialStatus.FINISHED: TrialState.COMPLETE, TrialStatus.STOPPED: TrialState.PRUNED}
             state = states.get(end.outcome, TrialState.FAIL)
-            values = [known[name] for name in goals if name in known]
-            constraints = {name: limit.excess(known[name]) if name in known else 0.0 for name, limit in limits.items()}
+            values = [judged[name] for name in goals if name in judged]
+            constraints = {
+                name: limit.excess(judged[name]) if name in judged else 0.0 for name, limit in limits.items()
+            }
             # Optuna prunes no trials with several objectives.
             is_bad = end.outcome == TrialStatus.DIVERGED or end.ran_out_of_memory
             if is_bad or (end.outcome == TrialStatus.STOPPED and len(goals) > 1):
                 # TPE ranks pruned trials without values last; the others use completed trials only.
                 is_last = self._search.method == "tpe" and len(goals) == 1
                 state, values = (TrialState.PRUNED, None) if is_last else (TrialState.COMPLETE, bad)
-            elif not known.keys() >= set(needed):
+            elif not judged.keys() >= set(needed):
                 state = TrialState.FAIL
                 values = None
             elif len(goals) == 1:
@@ -166,9 +170,9 @@ class OptunaStudy:
         return optuna.trial.create_trial(
             state=state,
             values=values,
-            params=each.params,
-            distributions={key: _distribution(self._search.values[key]) for key in each.params},
-            system_attrs=dict(each.attrs),  # Optuna adds the constraints
+            params=suggestion.params,
+            distributions={key: _distribution(self._search.values[key]) for key in suggestion.params},
+            system_attrs=dict(suggestion.attrs),  # Optuna adds the constraints
             intermediate_values=curve,
             constraints=constraints,
         )
@@ -218,11 +222,11 @@ def params_of(search: Search, values: Values) -> Values | None:
     import optuna
 
     params = Values()
-    found = Values()
+    used = Values()
     for key, choice in search.values.items():
-        if not holds(condition_of(choice), found):
+        if not holds(condition_of(choice), used):
             continue
-        found[key] = value = values.get(key)
+        used[key] = value = values.get(key)
         if not isinstance(choice, Uniform):
             options = options_of(choice)
             value = options.index(value) if value in options else None
@@ -320,7 +324,7 @@ class SuggestionSource:
         """Look up what the search could have drawn: trials of the config, ended ones of earlier ones."""
         state = self._state
         space = self._state.space
-        found = dict[str, list[Suggestion]]()
+        by_params = dict[str, list[Suggestion]]()
         self._sweep = space.sweep
         self._configured = expand(space.sweep).by_name(space.dataset_digest)
         self._evidence = []
@@ -330,9 +334,9 @@ class SuggestionSource:
         given = {name: trial.values for name, trial in self._configured.items()} | earlier
         others = [as_drawn(space, name, values) for name, values in given.items()]
         for each in filter(None, others):
-            found.setdefault(str(each.params), []).append(each)
+            by_params.setdefault(str(each.params), []).append(each)
         average = space.sweep.average
-        for group in found.values():
+        for group in by_params.values():
             levels = {str([value_at(each.trial.settings, key) for key in average]) for each in group}
             if len(levels) == len(space.sweep.averaged):  # a configuration needs trials at all values of `average`
                 self._evidence.append(group)
@@ -405,17 +409,17 @@ class SuggestionSource:
             self._find_evidence()
         drawn = list(space.suggestions)
         events = list[Suggested]()
-        known = {each.name for each in drawn} | self._configured.keys()
+        names = {each.name for each in drawn} | self._configured.keys()
         while len(drawn) - len(space.suggestions) < self.remaining:
             values, params, attrs = self._draw(drawn)
             event = Suggested(
                 time=round(read_clock(), 4), search=space.search_key, values=values, params=params, attrs=attrs
             )
             events.append(event)
-            drawn.append(found := space.suggestion(event))
-            if found.name in known:
+            drawn.append(suggestion := space.suggestion(event))
+            if suggestion.name in names:
                 continue
-            known.add(found.name)
-            if not self._find_end(found.name) and self._order.may_run(found.name):
-                return events, found.name  # an earlier search may have drawn and started it
+            names.add(suggestion.name)
+            if not self._find_end(suggestion.name) and self._order.may_run(suggestion.name):
+                return events, suggestion.name  # an earlier search may have drawn and started it
         return events, None

@@ -45,13 +45,13 @@ def list_options(durations: Sequence[float], limit: Slots, *, startup: float) ->
 
     None has more slots than needed for all trials at once. The first trial starts after `startup` seconds.
     """
-    found = list[GpuOption]()
+    options = list[GpuOption]()
     for slots in _sizes(limit):
         count = slots.count * slots.jobs
-        found.append(GpuOption(slots, makespan(durations, count) + startup))
+        options.append(GpuOption(slots, makespan(durations, count) + startup))
         if count >= len(durations):
             break
-    return found
+    return options
 
 
 def _sizes(limit: Slots) -> Iterator[Slots]:
@@ -62,17 +62,17 @@ def _sizes(limit: Slots) -> Iterator[Slots]:
         key = "cpus"
         step = limit.cpus_per_trial
     per_node = range(step, getattr(limit, key) + 1, step)
-    found: dict[int, tuple[int, int]] = {}
+    by_total: dict[int, tuple[int, int]] = {}
     for jobs in range(1, limit.jobs + 1):
         for count in per_node:
-            found.setdefault(jobs * count, (jobs, count))
-    for total in sorted(found):
-        jobs, count = found[total]
+            by_total.setdefault(jobs * count, (jobs, count))
+    for total in sorted(by_total):
+        jobs, count = by_total[total]
         yield limit.model_copy(update={"jobs": jobs, key: count})
 
 
 def choose_option(
-    found: Sequence[GpuOption],
+    options: Sequence[GpuOption],
     goal: str,
     *,
     deadline: float | None = None,
@@ -86,13 +86,13 @@ def choose_option(
     `fastest`.
     """
     if deadline is not None:
-        for option in sorted(found, key=lambda option: (option.unit_seconds, option.seconds)):
+        for option in sorted(options, key=lambda option: (option.unit_seconds, option.seconds)):
             if option.seconds <= deadline and max_seconds(option) <= deadline:
                 return option
     if goal == "cheapest":
-        least = min(option.unit_seconds for option in found) * (1 + CHEAP_TOLERANCE) + 1e-9
-        cheap = [option for option in found if option.unit_seconds <= least]
+        least = min(option.unit_seconds for option in options) * (1 + CHEAP_TOLERANCE) + 1e-9
+        cheap = [option for option in options if option.unit_seconds <= least]
         return min(cheap, key=lambda option: (option.seconds, option.unit_seconds))
-    quick = min(option.seconds for option in found) * (1 + FAST_TOLERANCE) + 1e-9
-    fast = [option for option in found if option.seconds <= quick]
+    quick = min(option.seconds for option in options) * (1 + FAST_TOLERANCE) + 1e-9
+    fast = [option for option in options if option.seconds <= quick]
     return min(fast, key=lambda option: (option.unit_seconds, option.seconds))

@@ -116,19 +116,19 @@ class TrialSpace:
         of_this = [event for event in suggested if event.search == self.search_key]
         for event in of_this[len(self.suggestions) :]:
             if self.undrawn_count:
-                found = self.suggestion(event)
-                self.suggestions.append(found)
-                new |= {found.name} - self.trials.keys()
-                self.trials[found.name] = found.trial
+                suggestion = self.suggestion(event)
+                self.suggestions.append(suggestion)
+                new |= {suggestion.name} - self.trials.keys()
+                self.trials[suggestion.name] = suggestion.trial
         for event in [event for event in suggested if event.search == self.seeds_key][len(self._chosen) :]:
             self._chosen.append(selection := event.attrs["selection"])
             if not event.values:  # there was none to choose
                 continue
-            found = self.suggestion(event)
-            if found.name not in self.trials or found.name in self.optional:
-                self.trials[found.name] = found.trial
-                self.further.add(found.name)
-                (new if selection == self.selections[-1] else self.optional).add(found.name)
+            suggestion = self.suggestion(event)
+            if suggestion.name not in self.trials or suggestion.name in self.optional:
+                self.trials[suggestion.name] = suggestion.trial
+                self.further.add(suggestion.name)
+                (new if selection == self.selections[-1] else self.optional).add(suggestion.name)
         self.optional -= new
         return new
 

@@ -101,8 +101,8 @@ def reported_metrics(state: History, attempt: Attempt) -> dict[str, float]:
     `seconds` is the duration of the trial, unless a program reports its own; Trainyard's loop reports that of an epoch.
     """
     seconds = whole_seconds(state.record(attempt.trial).attempts, attempt)
-    found = {} if seconds is None else {DURATION: seconds}
-    return attempt.metrics | found if state.sweep.trains else found | attempt.metrics
+    values = {} if seconds is None else {DURATION: seconds}
+    return attempt.metrics | values if state.sweep.trains else values | attempt.metrics
 
 
 def judged_metrics(state: History, attempt: Attempt, metric: str, mode: Mode) -> dict[str, float]:
@@ -111,18 +111,18 @@ def judged_metrics(state: History, attempt: Attempt, metric: str, mode: Mode) ->
     The best epoch is that of the `metric` which ranks trials.
     """
     reported = reported_metrics(state, attempt)
-    found = {name: math.nan if value is None else float(value) for name, value in reported.items()}
+    values = {name: math.nan if value is None else float(value) for name, value in reported.items()}
     if isinstance(state.sweep.score, Mean):
-        return {name: _score(state, attempt, found, name, mode).value for name in found}
-    if state.sweep.score == "best" and metric in found:
-        best = _score(state, attempt, found, metric, mode)
+        return {name: _score(state, attempt, values, name, mode).value for name in values}
+    if state.sweep.score == "best" and metric in values:
+        best = _score(state, attempt, values, metric, mode)
         rows = [
             row
             for row in _epochs_of(state, attempt, metric)
             if (row["epoch"], row.get(metric)) == (best.epoch, best.value)
         ]
-        found |= {name: _number(row[name]) for row in rows for name in row.keys() & found.keys() - {DURATION}}
-    return found
+        values |= {name: _number(row[name]) for row in rows for name in row.keys() & values.keys() - {DURATION}}
+    return values
 
 
 def value_of(state: History, attempt: Attempt, metric: str, mode: Mode) -> TrialValue | None:

@@ -177,17 +177,17 @@ class MetricsFile:
 
     def _changed(self, row: dict[str, Any], *, is_numbered: bool) -> dict[str, Any] | None:
         """The row, unless it was read before at this place; with its place as the epoch, if rows were changed."""
-        place = self._place
+        index = self._place
         self._place = self._place + 1
         digest = hash(json.dumps(row, sort_keys=True, default=str))
-        if place < len(self._known) and self._known[place] == digest:
+        if index < len(self._known) and self._known[index] == digest:
             return None
-        if place < len(self._known):
-            del self._known[place:]
+        if index < len(self._known):
+            del self._known[index:]
             self._was_changed = self._was_changed or is_numbered
         self._known.append(digest)
         has_epoch = not row.keys().isdisjoint(EPOCH_NAMES)
-        return {"epoch": place + 1} | row if is_numbered and self._was_changed and not has_epoch else row
+        return {"epoch": index + 1} | row if is_numbered and self._was_changed and not has_epoch else row
 
     def _new_bytes(self, file: BinaryIO) -> bytes:
         if os.fstat(file.fileno()).st_size < self._offset:  # it is being rewritten
@@ -299,12 +299,12 @@ def metric_files(metrics: Metrics | None, folder: Path, *, earlier: bool = False
         return []
     if metrics.has_event_files:
         matching = set(folder.glob(metrics.file))
-        found = matching.union(*(each.iterdir() for each in matching if each.is_dir()))
-        found = {each for each in found if "tfevents" in each.name}
+        files = matching.union(*(each.iterdir() for each in matching if each.is_dir()))
+        files = {each for each in files if "tfevents" in each.name}
     else:
-        found = {*folder.glob(metrics.file), *folder.glob(f"{metrics.file}{BEFORE}")}
-        found = {each for each in found if not _OWN_FILE.fullmatch(each.name)}
-    return sorted(each for each in found if each.is_file() and (each.suffix == BEFORE) == earlier)
+        files = {*folder.glob(metrics.file), *folder.glob(f"{metrics.file}{BEFORE}")}
+        files = {each for each in files if not _OWN_FILE.fullmatch(each.name)}
+    return sorted(each for each in files if each.is_file() and (each.suffix == BEFORE) == earlier)
 
 
 def find_shared_file(metrics: Metrics, folder: Path, began: float) -> str:
@@ -394,13 +394,13 @@ def has_wildcards(pattern: str) -> bool:
     return any(character in pattern for character in "*?[")
 
 
-def suggest_pattern(pattern: str, left: Iterable[Path], folder: Path) -> str:
+def suggest_pattern(pattern: str, files: Iterable[Path], folder: Path) -> str:
     """A question about the file with metrics among those that a program has left, which `pattern` does not match.
 
     "" if there is none.
     """
     matching = set(folder.glob(pattern)) if pattern else set()
-    others = [path for path in left if path.suffix in _SUFFIXES and path not in matching]
+    others = [path for path in files if path.suffix in _SUFFIXES and path not in matching]
     names = [str(path.relative_to(folder)) for path in others]
     if not names:
         return ""

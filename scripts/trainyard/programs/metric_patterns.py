@@ -62,10 +62,10 @@ class PatternParser:
 
     def _add_match(self, place: int, match: "re.Match[str]") -> None:
         names = [name for name, value in match.groupdict().items() if value is not None]
-        found = {name: match[name] for name in names if self._is_read(match, name)}
-        if found:
-            self._note_training(match, found)
-            for reported in self._labels.select(match, _Reported(place, _without_values(match), found)):
+        texts = {name: match[name] for name in names if self._is_read(match, name)}
+        if texts:
+            self._note_training(match, texts)
+            for reported in self._labels.select(match, _Reported(place, _without_values(match), texts)):
                 self._add_values(self._mean.add(reported))
 
     def _note_other(self, match: "re.Match[str]", name: str, subject: str) -> None:
@@ -78,14 +78,14 @@ class PatternParser:
             both = f"{name} is of {subject or 'unnamed data'}, and the same line has it of {also or 'unnamed data'}"
             self._notes.warn(f"others of {name}", f"{both}: the first counts; {_WORDS_TELL}")
 
-    def _note_training(self, match: "re.Match[str]", found: Mapping[str, Any]) -> None:
+    def _note_training(self, match: "re.Match[str]", names: Mapping[str, Any]) -> None:
         """Take notice of lines of several trainings, as of the folds of a cross-validation."""
         for kind, number in _TRAINING.findall(match.string):
             if self._training.setdefault(kind, number) != number:
                 several = f"lines name {kind} {self._training[kind]} and {kind} {number}"
                 remedy = "to rank by all, have the program print their mean under another name"
                 counts = f"which count as epochs of one training: {remedy}"
-                self._notes.warn("trainings", f"{', '.join(found)}: {several}, {counts}")
+                self._notes.warn("trainings", f"{', '.join(names)}: {several}, {counts}")
 
     def new_rows(self, *, final: bool) -> list[dict[str, Any]]:
         """The rows completed since the last call; with `final`, also the incomplete one."""
@@ -124,10 +124,10 @@ class PatternParser:
         return self._notes.note_unit(name, unit)
 
     def _add_values(self, values: Sequence[dict[str, Any]]) -> None:
-        for found in values:
-            if found.keys() & self._open.keys():
+        for row in values:
+            if row.keys() & self._open.keys():
                 self._close_row()
-            self._open |= found
+            self._open |= row
             if self._open.keys() >= self._groups:
                 self._close_row()
 
@@ -153,10 +153,10 @@ def _matches(pattern: re.Pattern[str], line: str) -> list["re.Match[str]"]:
     lines = re.compile(end_before + r"\d++".join(map(re.escape, texts)))
     starts = [0, *(match.start() for match in lines.finditer(line, len(beginning))), len(line)]
     parts = [line[start:end] for start, end in pairwise(starts)]
-    found = list(filter(None, map(pattern.search, parts)))
+    matches = list(filter(None, map(pattern.search, parts)))
     # As in `loss 0.5 valloss 0.4`, a name may end with another one. But ranks print the same words.
     words = {" ".join(re.sub(r"\d+", "#", _VALUE.sub("#", part)).split()) for part in parts}
-    return found if len(found) == len(parts) and len(words) == 1 else [first]
+    return matches if len(matches) == len(parts) and len(words) == 1 else [first]
 
 
 def parse_lines(

@@ -126,12 +126,12 @@ class MetricsCollector:
             return problem
         where = self.section.file or f"its output by {' and '.join(self.section.patterns)}"
         places = (find_mismatch(pattern, self._last_lines) for pattern in self.section.patterns)
-        place = next(filter(None, places), "")
+        where_else = next(filter(None, places), "")
         is_text = not self.section.has_event_files
-        left = find_shared_file(self.section, self.folder, self._began)
-        if is_text and not left:
-            left = suggest_pattern(self.section.file or "", self._left_files, self.folder)
-        return self.error or f"it succeeded, but reported no metrics: none were found in {where}{place}{left}"
+        hint = find_shared_file(self.section, self.folder, self._began)
+        if is_text and not hint:
+            hint = suggest_pattern(self.section.file or "", self._left_files, self.folder)
+        return self.error or f"it succeeded, but reported no metrics: none were found in {where}{where_else}{hint}"
 
     @property
     def incomplete(self) -> str:
@@ -231,11 +231,11 @@ class MetricsCollector:
         for name in numbers:
             if is_counter(name) or is_timing(name):
                 continue
-            known_epoch, known = self._words.get(name, (None, words))
+            known_epoch, known_words = self._words.get(name, (None, words))
             self._words[name] = epoch, words
             for key in words if epoch is not None and epoch == known_epoch else ():
-                if known.get(key, words[key]) != words[key]:
-                    differ = f"{known[key]!r} and {words[key]!r}"
+                if known_words.get(key, words[key]) != words[key]:
+                    differ = f"{known_words[key]!r} and {words[key]!r}"
                     self._notes.warn("texts", f"{name}: rows of one epoch differ in {key}, {differ}: the last counts")
             is_read = self._notes.note_subject(name, subject, _TEXTS_TELL)
             if is_read and numbers[name] is not None:

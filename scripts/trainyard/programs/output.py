@@ -234,12 +234,12 @@ def find_hidden_error(lines: Sequence[str]) -> str:
 def _exceptions(lines: Sequence[str]) -> Iterator[tuple[int, str]]:
     """The exceptions of all tracebacks, each with the index of its line."""
     for start, header in enumerate(lines):
-        if not (found := _TRACEBACK.fullmatch(header)) or _HARMLESS.match(lines[max(0, start - 1)]):
+        if not (traceback := _TRACEBACK.fullmatch(header)) or _HARMLESS.match(lines[max(0, start - 1)]):
             continue
-        own = [(at, line.removeprefix(found[1])) for at, line in enumerate(lines) if line.startswith(found[1])]
+        own = [(at, line.removeprefix(traceback[1])) for at, line in enumerate(lines) if line.startswith(traceback[1])]
         after = ((at, line) for at, line in own if at > start and not line.startswith(_BOX))
         rest = [(at, line) for at, line in after if not line[:1].isspace()]  # frames are indented
         if rest:
             at, error = rest[0]
             following = lines[at + 1 : at + 2] if error.endswith(":") else []  # its message begins there
-            yield at, " ".join([error, *(line.removeprefix(found[1]).strip() for line in following)])
+            yield at, " ".join([error, *(line.removeprefix(traceback[1]).strip() for line in following)])

@@ -81,20 +81,20 @@ def _is_understood(file: SourceFile, node: ast.AST, parsers: Set[str]) -> bool:
 
 def _is_plain(file: SourceFile, call: ast.Call, parsers: Set[str]) -> bool:
     """Whether a call shows no way in which a parser has options that the source does not."""
-    given = arguments(call)
+    keywords = arguments(call)
     match method(call):
         case "parse_known_args" | "exec":
             return False
         case "ArgumentParser":
             is_own = file.name(call.func) == "argparse.ArgumentParser"
-            return is_own and {"parents", "prefix_chars"}.isdisjoint(given)
+            return is_own and {"parents", "prefix_chars"}.isdisjoint(keywords)
         case "add_argument":
             has_names = all(isinstance(literal(argument), str) for argument in call.args) and bool(call.args)
-            nargs = ast.unparse(given["nargs"]) if "nargs" in given else ""
+            nargs = ast.unparse(keywords["nargs"]) if "nargs" in keywords else ""
             has_options = all(keyword.arg for keyword in call.keywords)  # without `**options`
             return has_names and has_options and not nargs.endswith(("REMAINDER", "'...'"))
         case "parse_args":
             is_known = isinstance(call.func, ast.Attribute) and _is_parser(file, call.func.value, parsers)
-            words = [ast.unparse(each) for each in (*call.args, *given.values())]
+            words = [ast.unparse(each) for each in (*call.args, *keywords.values())]
             return is_known and all(each in _COMMAND_LINE for each in words)
     return True

@@ -117,16 +117,16 @@ class _Line:
 def guess_pattern(lines: Sequence[str], rejected: NoMetric | None = None) -> GuessedMetrics | None:
     """The pattern for the lines that tell most; None if none has a loss or a score. It adds to what is `rejected`."""
     rejected = NoMetric() if rejected is None else rejected
-    found = list[_Line]()
+    kept = list[_Line]()
     epoch = ""
     for text in map(str.strip, lines):
         line = _read_line(text)
         if named := _EPOCH.search(text):
             epoch = named[1]
-        if line and not (found and found[-1].text == text):
-            found.append(replace(line, at=len(found), epoch=epoch))
+        if line and not (kept and kept[-1].text == text):
+            kept.append(replace(line, at=len(kept), epoch=epoch))
     kinds = dict[tuple[str, str], list[_Line]]()
-    for line in found:
+    for line in kept:
         kinds.setdefault((_SPACES.sub(" ", line.pattern), line.subject), []).append(line)
     best = _best_candidate(list(kinds.values()), rejected)
     if best is None:
@@ -138,7 +138,7 @@ def guess_pattern(lines: Sequence[str], rejected: NoMetric | None = None) -> Gue
             "have it print a word as `test` in those that rank"
         )
         return None
-    pattern = _common_pattern(kind, found)
+    pattern = _common_pattern(kind, kept)
     _, unread = parse_lines([_compiled(pattern)], lines)
     if metric in unread:
         rejected.mixed = unread[metric]
@@ -330,13 +330,13 @@ def _read_line(line: str) -> _Line | None:
 
 def _pairs(line: str, pattern: re.Pattern[str]) -> list[tuple[re.Match[str], str]]:
     """The metrics of a line by a pattern for one, and its epoch, with their names; no thresholds and counters."""
-    found = list[tuple[re.Match[str], str]]()
+    pairs = list[tuple[re.Match[str], str]]()
     for pair in pattern.finditer(line):
         name = _metric_name(pair["name"])
         counts = name != "epoch" and _COUNT.search(pair["name"]) is not None
         if name and not counts and not _THRESHOLD.search(line, 0, pair.start()):
-            found.append((pair, name))
-    return found
+            pairs.append((pair, name))
+    return pairs
 
 
 def _find_data(line: str, pairs: Sequence[tuple[re.Match[str], str]]) -> list[re.Match[str] | None]:
@@ -350,14 +350,14 @@ def _find_data(line: str, pairs: Sequence[tuple[re.Match[str], str]]) -> list[re
         word = _HELD_OUT.search(line, 0, pairs[-1][0].start("value")) if measures else None
         has_own = any(map(is_held_out, measures))
         return [None if name == "epoch" or has_own else word for _, name in pairs]
-    found = list[re.Match[str] | None]()
+    matches = list[re.Match[str] | None]()
     for pair, name in pairs:
         before = list(_DATA.finditer(line, 0, pair.start("value")))
         if name != "epoch" and not before:
             return [None] * len(pairs)
         has_own = name == "epoch" or _DATA.search(name.replace("_", " ")) is not None
-        found.append(None if has_own else before[-1])
-    return found
+        matches.append(None if has_own else before[-1])
+    return matches
 
 
 def _parts(words: str) -> list[str]:

@@ -264,7 +264,7 @@ def list_checkpoints(folder: Path, pattern: str | None) -> list[CheckpointFile]:
     An empty file is no checkpoint, unless it completes a folder: its program was killed before it wrote any of it. A
     link counts as the file itself.
     """
-    found: dict[tuple[int, int], CheckpointFile] = {}  # by device and inode
+    files: dict[tuple[int, int], CheckpointFile] = {}  # by device and inode
     completes = bool(pattern) and checkpoints_of(pattern or "") != pattern
     for path in sorted(folder.glob(pattern)) if pattern else ():
         with suppress(OSError):  # a link to a file that was removed
@@ -272,15 +272,15 @@ def list_checkpoints(folder: Path, pattern: str | None) -> list[CheckpointFile]:
             name = (path.parent if completes else path).relative_to(folder)
             file = CheckpointFile(str(name), status.st_mtime_ns, status.st_size)
             if file.size or completes or path.is_dir():
-                found.setdefault((status.st_dev, status.st_ino), file)
-    numbers = numbers_of([each.name for each in found.values()])
+                files.setdefault((status.st_dev, status.st_ino), file)
+    numbers = numbers_of([each.name for each in files.values()])
     if sorted(numbers.values()) in ([0, 1], [1, 2]):
         numbers = {}
 
     def age(file: CheckpointFile) -> tuple[int, int, str]:
         return numbers.get(file.name, 0), file.modified_ns, file.name
 
-    return sorted(found.values(), key=age, reverse=True)
+    return sorted(files.values(), key=age, reverse=True)
 
 
 def numbers_of(names: Sequence[str]) -> dict[str, int]:
@@ -334,13 +334,13 @@ def trial_command(
 
 
 def trial_environment(
-    given: Mapping[str, str], *, trial: str, folder: Path, cpus: int, start: Path | None = None
+    environment: Mapping[str, str], *, trial: str, folder: Path, cpus: int, start: Path | None = None
 ) -> dict[str, str]:
     """The environment of a trial: its own GPU, CPUs and trial, without the Ray of this job.
 
     `start` is as in `trial_command`.
     """
-    inherited = {name: value for name, value in given.items() if not HIDDEN_VARIABLES.match(name)}
+    inherited = {name: value for name, value in environment.items() if not HIDDEN_VARIABLES.match(name)}
     modules = module_path(start, inherited) if start else {}
     if first := inherited.get(FIRST_MODULES):
         modules = module_path(Path(first), inherited | modules)

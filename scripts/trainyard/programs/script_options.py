@@ -282,10 +282,10 @@ class _Options:
         }
         for call in calls:
             names = _literal_names(call)
-            given = arguments(call)
+            keywords = arguments(call)
             main = _longest(names)
-            action = literal(given["action"]) if "action" in given else "store"
-            is_pair = "action" in given and file.name(given["action"]).endswith("BooleanOptionalAction")
+            action = literal(keywords["action"]) if "action" in keywords else "store"
+            is_pair = "action" in keywords and file.name(keywords["action"]).endswith("BooleanOptionalAction")
             is_flag = is_pair or action in _FLAG_ACTIONS
             switch = None
             problem = ""
@@ -293,35 +293,35 @@ class _Options:
                 names += [f"--no-{name.removeprefix('--')}" for name in names if name.startswith("--")]
                 switch = Switch((main,), (f"--no-{main.removeprefix('--')}",))
             elif is_flag:
-                partner = turned_off.get(literal(given.get("dest")) or _plain(main.lstrip("-")))
-                switch, problem = self._flag(main, given, partner if action != "store_false" else None)
+                partner = turned_off.get(literal(keywords.get("dest")) or _plain(main.lstrip("-")))
+                switch, problem = self._flag(main, keywords, partner if action != "store_false" else None)
             elif action == "store":
-                switch, problem = self._value(file, main, given.get("type"))
+                switch, problem = self._value(file, main, keywords.get("type"))
             else:
                 problem = "it is not certain how its action takes false"
             has_all = all(keyword.arg for keyword in call.keywords)  # without `**options`
-            choices = literal(given.get("choices"))
-            is_required = literal(given.get("required")) is True
+            choices = literal(keywords.get("choices"))
+            is_required = literal(keywords.get("required")) is True
             if not main.startswith("-"):
-                is_required = {"nargs", "default"}.isdisjoint(given)
+                is_required = {"nargs", "default"}.isdisjoint(keywords)
             yield ScriptOption(
                 main,
-                default=literal(given.get("default")),
+                default=literal(keywords.get("default")),
                 choices=tuple(choices) if isinstance(choices, (list, tuple)) else (),
                 is_required=is_required,
                 is_flag=is_flag,
-                takes_one_word=action in ("store", "append") and "nargs" not in given and has_all,
+                takes_one_word=action in ("store", "append") and "nargs" not in keywords and has_all,
                 names=tuple(names),
                 switch=switch,
                 problem=problem,
                 where=f"{file.path}, line {call.lineno}",
             )
 
-    def _flag(self, flag: str, given: Mapping[str, ast.expr], partner: str | None) -> tuple[Switch | None, str]:
+    def _flag(self, flag: str, keywords: Mapping[str, ast.expr], partner: str | None) -> tuple[Switch | None, str]:
         """The switch of an option without a value; `partner` is the option that turns it off."""
-        default = given.get("default")
-        dest = literal(given.get("dest")) or _plain(flag.lstrip("-"))
-        is_true = literal(given["action"]) == "store_false"  # without the option
+        default = keywords.get("default")
+        dest = literal(keywords.get("dest")) or _plain(flag.lstrip("-"))
+        is_true = literal(keywords["action"]) == "store_false"  # without the option
         if partner:
             return Switch((flag,), (partner,)), ""
         if is_true and dest == _plain(flag.lstrip("-")) and not _NEGATIVE.match(dest):
@@ -351,30 +351,30 @@ class _Options:
 
     def _of_click(self, file: SourceFile, call: ast.Call) -> ScriptOption:
         names = _literal_names(call)
-        given = arguments(call)
-        kind = given.get("type")
+        keywords = arguments(call)
+        kind = keywords.get("type")
         flags = _split_names(names)
-        default = literal(given.get("default"))
+        default = literal(keywords.get("default"))
         main = _longest(flags)
         choices = literal(kind.args[0]) if isinstance(kind, ast.Call) and kind.args else ()  # click.Choice
-        is_flag = literal(given.get("is_flag")) is True or flags != names
+        is_flag = literal(keywords.get("is_flag")) is True or flags != names
         switch = None
         problem = "its value is no boolean"
         if is_flag:
-            switch, problem = _switch_of_names(names, given.get("default"))
+            switch, problem = _switch_of_names(names, keywords.get("default"))
         elif type(default) is bool or (kind is not None and file.name(kind) in ("bool", "click.BOOL")):
             switch = Switch((main, "true"), (main, "false"))
             problem = ""
-        is_required = literal(given.get("required")) is True
+        is_required = literal(keywords.get("required")) is True
         if method(call) == "argument":
-            is_required = {"nargs", "default"}.isdisjoint(given)
+            is_required = {"nargs", "default"}.isdisjoint(keywords)
         return ScriptOption(
             main,
             default=default,
             choices=tuple(choices) if isinstance(choices, (list, tuple)) else (),
             is_required=is_required,
             is_flag=is_flag,
-            takes_one_word=not is_flag and "nargs" not in given and not isinstance(kind, ast.Tuple),
+            takes_one_word=not is_flag and "nargs" not in keywords and not isinstance(kind, ast.Tuple),
             names=tuple(flags),
             switch=switch,
             problem=problem,

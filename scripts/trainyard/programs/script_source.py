@@ -40,14 +40,14 @@ class SourceFile:
     @cached_property
     def imports(self) -> list[tuple[str, str, int]]:
         """What the file imports: its name there, its full name, and for a relative import the number of dots."""
-        found = list[tuple[str, str, int]]()
+        imported = list[tuple[str, str, int]]()
         for node in self.nodes:
             if isinstance(node, ast.Import):
-                found += [(alias.asname or "", alias.name, 0) for alias in node.names]
+                imported += [(alias.asname or "", alias.name, 0) for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
                 package = f"{node.module}." if node.module else ""
-                found += [(alias.asname or alias.name, package + alias.name, node.level) for alias in node.names]
-        return found
+                imported += [(alias.asname or alias.name, package + alias.name, node.level) for alias in node.names]
+        return imported
 
     @cached_property
     def _full_names(self) -> dict[str, str]:

@@ -237,16 +237,16 @@ def _conda_prefix(name: str) -> Path:
     Raises:
         UserError: there is none with this name.
     """
-    given = program_environment()
+    environment = program_environment()
     listed = Path.home() / ".conda/environments.txt"  # written by conda, mamba and micromamba
     prefixes = [Path(line) for line in listed.read_text().splitlines()] if listed.exists() else []
-    roots = [Path(given["CONDA_EXE"]).parents[1]] if "CONDA_EXE" in given else []
-    roots += [Path(given["MAMBA_ROOT_PREFIX"])] if "MAMBA_ROOT_PREFIX" in given else []
-    folders = [each for name in ("CONDA_ENVS_PATH", "CONDA_ENVS_DIRS") for each in given.get(name, "").split(":")]
+    roots = [Path(environment["CONDA_EXE"]).parents[1]] if "CONDA_EXE" in environment else []
+    roots += [Path(environment["MAMBA_ROOT_PREFIX"])] if "MAMBA_ROOT_PREFIX" in environment else []
+    folders = [each for name in ("CONDA_ENVS_PATH", "CONDA_ENVS_DIRS") for each in environment.get(name, "").split(":")]
     for folder in [*map(Path, filter(None, folders)), *(root / "envs" for root in roots)]:
         prefixes += sorted(folder.glob("*"))
     found = {prefix.name: prefix for prefix in prefixes} | dict(zip(["base"], roots, strict=False))
-    known = {each: prefix for each, prefix in found.items() if (prefix / "conda-meta").is_dir()}
-    if name not in known:
-        raise UserError(f"there is no conda environment {name!r}: give its folder; {suggest(name, known)}")
-    return known[name]
+    environments = {each: prefix for each, prefix in found.items() if (prefix / "conda-meta").is_dir()}
+    if name not in environments:
+        raise UserError(f"there is no conda environment {name!r}: give its folder; {suggest(name, environments)}")
+    return environments[name]

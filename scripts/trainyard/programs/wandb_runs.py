@@ -42,7 +42,7 @@ REPLACED: Final = {"WANDB_DIR", "WANDB_RUN_ID", "WANDB_SWEEP_PARAM_PATH"}  # eve
 
 
 def wandb_environment(
-    given: Mapping[str, str], settings: Mapping[str, Any], folder: Path, *, run: str, group: str
+    environment: Mapping[str, str], settings: Mapping[str, Any], folder: Path, *, run: str, group: str
 ) -> dict[str, str]:
     """The environment of a program whose run of W&B has these settings, and is written to a folder.
 
@@ -56,7 +56,7 @@ def wandb_environment(
     with atomic_write(file) as text:
         yaml.safe_dump(content, text)
     own = {"WANDB_DIR": str(file.parent), "WANDB_RUN_ID": run, "WANDB_SWEEP_PARAM_PATH": str(file)}
-    return {**_DEFAULTS, "WANDB_RUN_GROUP": group, **given, **own}
+    return {**_DEFAULTS, "WANDB_RUN_GROUP": group, **environment, **own}
 
 
 def run_id(sweep: str, folder: Path) -> str:

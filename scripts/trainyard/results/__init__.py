@@ -28,11 +28,11 @@ class SweepResults:
         Raises:
             LookupError: no configuration has finished with the metric that ranks the sweep and meets its constraints.
         """
-        found = self.trials[self.trials["trial"].isin(self.ranking.loc[self.ranking["place"] == 1, "trial"])]
-        if found.empty:
+        rows = self.trials[self.trials["trial"].isin(self.ranking.loc[self.ranking["place"] == 1, "trial"])]
+        if rows.empty:
             finished = f"no configuration of sweep {self.name} has finished with the metric that ranks it"
             raise LookupError(f"{finished} and meets the constraints, if there are any")
-        return found.iloc[0]
+        return rows.iloc[0]
 
 
 @dataclass(frozen=True)

@@ -186,20 +186,24 @@ def _checkpoint_at(epoch: float, record: TrialRecord, checkpoints: Sequence[Chec
         closest = min(distances.values(), default=0.0)
         return [at for at, distance in distances.items() if distance < closest + _AT_ONCE]
 
-    numbered = [each.name for each in checkpoints if re.search(r"\d", each.name) and not _is_best(each)]
+    numbered = [
+        checkpoint.name for checkpoint in checkpoints if re.search(r"\d", checkpoint.name) and not _is_best(checkpoint)
+    ]
     numbers = numbers_of(numbered)
-    agreeing = sum(numbers.get(each.name) in possible(each) for each in checkpoints)
+    agreeing = sum(numbers.get(checkpoint.name) in possible(checkpoint) for checkpoint in checkpoints)
     if 2 * agreeing <= len(numbers) and max(numbers.values(), default=None) != epochs[-1].get("epoch"):
         numbers = {}
-    found = list[tuple[float, bool, int, CheckpointFile]]()
-    for each in checkpoints:
-        of = [numbers[each.name]] if each.name in numbers else sorted(possible(each))
+    candidates = list[tuple[float, bool, int, CheckpointFile]]()
+    for checkpoint in checkpoints:
+        of = [numbers[checkpoint.name]] if checkpoint.name in numbers else sorted(possible(checkpoint))
         if not of or of[0] > epoch:
             continue
-        if of[-1] > epoch and not _is_best(each):
+        if of[-1] > epoch and not _is_best(checkpoint):
             return None  # it may be of a later epoch
-        found.append((of[0] if _is_best(each) else of[-1], _is_best(each), each.modified_ns, each))
-    return max(found)[-1] if found else None
+        candidates.append(
+            (of[0] if _is_best(checkpoint) else of[-1], _is_best(checkpoint), checkpoint.modified_ns, checkpoint)
+        )
+    return max(candidates)[-1] if candidates else None
 
 
 def _is_best(file: CheckpointFile) -> bool:

@@ -87,11 +87,11 @@ def _describe_incomplete(incomplete: Mapping[str, Progress], total: int) -> list
 
 def _describe_hidden_errors(work: Mapping[str, TrialWork]) -> list[str]:
     """That programs with exit code 0 end with an error, as one that is caught, or hidden by `|| true` or `wait`."""
-    found = {name: each.hidden_error for name, each in work.items() if each.hidden_error}
-    if not found:
+    errors = {name: each.hidden_error for name, each in work.items() if each.hidden_error}
+    if not errors:
         return []
-    trial, error = next(iter(found.items()))
-    ended = f"{len(found)} of {count_of(len(work), 'finished trial')} ended with exit code 0 after an error"
+    trial, error = next(iter(errors.items()))
+    ended = f"{len(errors)} of {count_of(len(work), 'finished trial')} ended with exit code 0 after an error"
     return [f"{ended}, as trial {trial}: {error}; `complete` says when they are done, or let the program fail"]
 
 
@@ -126,11 +126,11 @@ def _describe_epochs(
 
 def _describe_new_beginnings(work: Mapping[str, TrialWork], score: Score) -> list[str]:
     """That programs train several times, as for each fold of a cross-validation, and which epoch counts."""
-    found = {name: each.began_again_after for name, each in work.items() if each.began_again_after is not None}
-    if not found:
+    beginnings = {name: each.began_again_after for name, each in work.items() if each.began_again_after is not None}
+    if not beginnings:
         return []
-    trial, epoch = next(iter(found.items()))
-    count = f"{len(found)} of {count_of(len(work), 'finished trial')}"
+    trial, epoch = next(iter(beginnings.items()))
+    count = f"{len(beginnings)} of {count_of(len(work), 'finished trial')}"
     again = f"report their first epoch again, as trial {trial} after epoch {epoch:.6g}"
     counts = f"if their programs train several times, the {describe_score(score)} of all trainings counts"
     return [f"{count} {again}: {counts}; have them print the one value to rank by at the end, under another name"]

@@ -59,13 +59,13 @@ def summarize_sweep(state: History) -> str:
     """How many trials finished, were stopped early, diverged, failed, and are left to run: one line."""
     counts = Counter(end.outcome for end in state.ends)
     failed = len(state.failed)
-    left = len(state.unfinished) - failed
+    to_run = len(state.unfinished) - failed
     parts = f", {counts[TrialStatus.STOPPED]} stopped early" if state.sweep.stop else ""
     parts += f", {counts[TrialStatus.DIVERGED]} diverged" if counts[TrialStatus.DIVERGED] else ""
     parts += f", {counts[TrialStatus.UNREADABLE]} without metrics" if counts[TrialStatus.UNREADABLE] else ""
     parts += f", {len(cancelled)} cancelled" if (cancelled := state.cancelled) else ""
     parts += f", {failed} failed"
-    parts += f", {left} to run" if left else ""
+    parts += f", {to_run} to run" if to_run else ""
     if misread := sum(map(state.is_misread, state.ends)):
         parts += f", {count_of(misread, 'output')} to re-read by the present `metrics`"
     parts += f"; {reached}" if (reached := state.describe_budget()) else ""

@@ -39,11 +39,11 @@ def describe_out_of_memory(state: History) -> list[str]:
     if not values:
         return []
     conditions = {key: _condition(key, values, ran) for key in values[0]} if ran else {}
-    found = {key: condition for key, condition in conditions.items() if condition}
+    shared = {key: condition for key, condition in conditions.items() if condition}
     # Keys whose values belong together say the same. Of others, some may do so by chance.
-    one = len({_part_of_grid(state, key) for key in found}) == 1
+    one = len({_part_of_grid(state, key) for key in shared}) == 1
     every = "all " if len(values) > 1 else ""
-    words = f", {every}with {' and '.join(found.values())}" if one else ""
+    words = f", {every}with {' and '.join(shared.values())}" if one else ""
     return [f"{count_of(len(values), 'trial')} {OUT_OF_MEMORY}{words}"]
 
 
@@ -58,10 +58,10 @@ def _condition(key: str, values: Sequence[Values], others: Sequence[Values]) -> 
     if not all(key in each for each in (*values, *others)):
         return ""
     own = [each[key] for each in values]
-    known = [each[key] for each in others]
-    if all(isinstance(each, (int, float)) and not isinstance(each, bool) for each in (*own, *known)):
-        if min(own) > max(known):
+    theirs = [each[key] for each in others]
+    if all(isinstance(each, (int, float)) and not isinstance(each, bool) for each in (*own, *theirs)):
+        if min(own) > max(theirs):
             return f"{key} of {min(own)} or more"
-        return f"{key} of {max(own)} or less" if max(own) < min(known) else ""
-    is_apart = not any(each in known for each in own) and all(each == own[0] for each in own)
+        return f"{key} of {max(own)} or less" if max(own) < min(theirs) else ""
+    is_apart = not any(each in theirs for each in own) and all(each == own[0] for each in own)
     return f"{key} of {own[0]}" if is_apart else ""

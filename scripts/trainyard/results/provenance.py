@@ -40,13 +40,15 @@ def describe_difference(
     what: str, sessions: Sessions, compared: Sequence[str] = _COMPARED, count: Callable[[list[str]], str] = ", ".join
 ) -> str:
     """That sessions had different commits or versions, and which names had which; "" if none had."""
-    found = {name: list(map(_known, each)) for name, each in sessions.items() if each}
-    if any("commit" in each for each in chain(*found.values())):
-        found = {name: [{"commit": "an unknown commit"} | each for each in group] for name, group in found.items()}
-    values = {key: {each[key] for each in chain(*found.values()) if key in each} for key in compared}
+    recorded = {name: list(map(_known, each)) for name, each in sessions.items() if each}
+    if any("commit" in each for each in chain(*recorded.values())):
+        recorded = {
+            name: [{"commit": "an unknown commit"} | each for each in group] for name, group in recorded.items()
+        }
+    values = {key: {each[key] for each in chain(*recorded.values()) if key in each} for key in compared}
     different = [key for key in compared if len(values[key]) > 1]
     groups: dict[str, list[str]] = {}
-    for name, group in found.items():
+    for name, group in recorded.items():
         texts = (", ".join(each[key] for key in different if key in each) for each in group)
         groups.setdefault(" and ".join(dict.fromkeys(text or "unknown versions" for text in texts)), []).append(name)
     parts = (f"{text} ({count(names)})" for text, names in groups.items())

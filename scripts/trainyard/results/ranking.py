@@ -77,24 +77,24 @@ class Configuration:
         self.values = values
         self.trials = trials
         # The trials that count finished, and their metric is a finite number.
-        self.finished = [each for each in trials if each.counts and each.status == TrialStatus.FINISHED]
-        fresh = [each for each in self.finished if each.is_fresh]
+        self.finished = [trial for trial in trials if trial.counts and trial.status == TrialStatus.FINISHED]
+        fresh = [trial for trial in self.finished if trial.is_fresh]
         self.is_fresh = bool(fresh)
         reached = defaultdict[str, set[str]](set)  # by seed
-        for each in fresh or self.finished:
-            reached[each.seed].add(each.level(average))
-        self.counting = [each for each in fresh or self.finished if len(reached[each.seed]) == levels]
-        scores = [float(each.score or 0.0) for each in self.counting]
+        for trial in fresh or self.finished:
+            reached[trial.seed].add(trial.level(average))
+        self.counting = [trial for trial in fresh or self.finished if len(reached[trial.seed]) == levels]
+        scores = [float(trial.score or 0.0) for trial in self.counting]
         self.n = len(scores)
         self.mean = statistics.mean(scores) if scores else None
         names = self.counting[0].judged if scores else ()
-        self.means = {name: statistics.fmean(each.judged[name] for each in self.counting) for name in names}
+        self.means = {name: statistics.fmean(trial.judged[name] for trial in self.counting) for name in names}
         self.deviation = statistics.stdev(scores) if len(scores) > 1 else None  # between seeds, with n - 1
         # The mean leaves out a trial that did badly: it diverged or was stopped early.
-        self.total = sum(each.is_fresh for each in trials) if fresh else len(trials)
+        self.total = sum(trial.is_fresh for trial in trials) if fresh else len(trials)
         self.is_incomplete = any(
-            each.status in (TrialStatus.DIVERGED, TrialStatus.STOPPED) or (each.value and not each.counts)
-            for each in trials
+            trial.status in (TrialStatus.DIVERGED, TrialStatus.STOPPED) or (trial.value and not trial.counts)
+            for trial in trials
         )
 
     @property
@@ -190,17 +190,17 @@ class Ranking:
         names = list(self.objectives)
         compared = [each for each in compared if self._has_objectives(each)]
         names.sort(key=lambda name: name != self.metric)
-        known = [(tuple(_cost(each.means[name], self.objectives[name]) for name in names), each) for each in compared]
-        if not known or not names:
+        costs = [(tuple(_cost(each.means[name], self.objectives[name]) for name in names), each) for each in compared]
+        if not costs or not names:
             return []
         import numpy as np  # takes a tenth of a second
 
-        left = np.unique([cost for cost, _ in known], axis=0).T  # ascending columns
+        remaining = np.unique([cost for cost, _ in costs], axis=0).T  # ascending columns
         front = set[tuple[float, ...]]()
-        while left.size:  # no other one dominates the first
-            front.add(tuple(left[:, 0]))
-            left = left[:, (left < left[:, :1]).any(axis=0)]
-        return [each for cost, each in sorted(known, key=operator.itemgetter(0)) if cost in front]
+        while remaining.size:  # no other one dominates the first
+            front.add(tuple(remaining[:, 0]))
+            remaining = remaining[:, (remaining < remaining[:, :1]).any(axis=0)]
+        return [each for cost, each in sorted(costs, key=operator.itemgetter(0)) if cost in front]
 
     @property
     def spread_of_front(self) -> dict[int, Configuration]:
@@ -249,12 +249,12 @@ def rank_configurations(
     A configuration of which a trial diverged or was stopped early comes after all others that have a mean: its own
     mean leaves out its worst trials. Those without a mean are last, those with trials that are fresh first.
     """
-    found: dict[str, tuple[Values, list[RankedTrial]]] = {}
+    grouped: dict[str, tuple[Values, list[RankedTrial]]] = {}
     for trial in trials:
         values = {key: value for key, value in trial.values.items() if not is_seed(key) and key not in average}
-        found.setdefault(json.dumps(values, sort_keys=True), (values, []))[1].append(trial)
+        grouped.setdefault(json.dumps(values, sort_keys=True), (values, []))[1].append(trial)
     return sorted(
-        (Configuration(*each, average, levels) for each in found.values()),
+        (Configuration(*each, average, levels) for each in grouped.values()),
         key=lambda each: (not each.n, each.n > 0 and each.is_incomplete, not each.is_fresh, _cost(each.mean, mode)),
     )
 
@@ -394,10 +394,10 @@ def _describe_average(ranking: Ranking) -> list[str]:
 
 def means_by_value(trials: Iterable[RankedTrial], key: str) -> dict[str, float]:
     """The mean of the trials at each value of a key, as text."""
-    found = defaultdict[str, list[float]](list)
+    by_value = defaultdict[str, list[float]](list)
     for trial in trials:
-        found[str(trial.values[key])].append(float(trial.score or 0.0))
-    return {value: statistics.fmean(scores) for value, scores in found.items()}
+        by_value[str(trial.values[key])].append(float(trial.score or 0.0))
+    return {value: statistics.fmean(scores) for value, scores in by_value.items()}
 
 
 def _describe_closest(ranking: Ranking) -> str:
@@ -435,25 +435,26 @@ def _describe_front(ranking: Ranking) -> list[str]:
     count = f"{len(front)} of {count_of(len(ranking.counting), 'configuration')}"
     first = f"best.yaml has the first, with the {EXTREMES[ranking.mode]} {ranking.metric}"
     lines = [f"Pareto front of {of}: {count}; {first}{doubt}"]
-    for place, each in ranking.spread_of_front.items():
-        trial = each.best_trial(ranking.mode)
+    for rank, configuration in ranking.spread_of_front.items():
+        trial = configuration.best_trial(ranking.mode)
         assert trial is not None
-        values = _with_values(each if ranking.has_seeds else trial, ranking)
-        means = _assignments({name: f"{each.means[name]:.6g}" for name in ranking.objectives})
-        which = f"trial {trial.trial}{values}{_describe_incomplete(each, ranking)}"
-        lines.append(f"{place}. {means}{trial.when}: {which}")
+        values = _with_values(configuration if ranking.has_seeds else trial, ranking)
+        means = _assignments({name: f"{configuration.means[name]:.6g}" for name in ranking.objectives})
+        which = f"trial {trial.trial}{values}{_describe_incomplete(configuration, ranking)}"
+        lines.append(f"{rank}. {means}{trial.when}: {which}")
     if len(front) > NAMED:
         lines.append(f"and {len(front) - NAMED} between them")
     return lines
 
 
-def _describe_evidence(found: Evidence, ranking: Ranking) -> str:
+def _describe_evidence(evidence: Evidence, ranking: Ranking) -> str:
     """Which configurations may be the best, and by how much."""
-    low, high = found.value
-    lead = f"the first leads the next by {found.lead:.2g} ({found.lead_range[0]:.2g} to {found.lead_range[1]:.2g})"
+    low, high = evidence.value
+    least, most = evidence.lead_range
+    lead = f"the first leads the next by {evidence.lead:.2g} ({least:.2g} to {most:.2g})"
     numbers = f"{lead}; its mean over all {ranking.over} is {low:.4g} to {high:.4g}"
     count = len(ranking.leaders)
-    total = len(found.expected)
+    total = len(evidence.expected)
     if count == 1:
         return f"the best of {total} configurations with {SURE:.0%} certainty: {numbers}"
     alike = _names(ranking.leaders, ranking)

@@ -41,22 +41,22 @@ def reduced_folders(state: History, keep: str, *, known: Collection[str] = ()) -
     if sweep.trains or keep == "all":
         return {}
     kept = _best_trials(state, int(keep.split()[1])) if keep.startswith("best ") else frozenset[str]()
-    found = dict[str, Folders]()
+    reduced = dict[str, Folders]()
     for name in state.trials.keys() - kept - set(known):
         if is_concluded(state, name):
-            attempts = {(each.generation, each.takeover) for each in state.record(name).attempts}
-            folders = [state.folder / "trials" / folder_name(name, *each) for each in attempts]
+            attempts = {(folder.generation, folder.takeover) for folder in state.record(name).attempts}
+            folders = [state.folder / "trials" / folder_name(name, *folder) for folder in attempts]
             metrics = sweep.program_metrics
             complete = sweep.completion
-            found[name] = {
-                each: metric_files(metrics, each)
-                + metric_files(metrics, each, earlier=True)
-                + list(each.glob(f"{SETTINGS}.*"))
-                + list(each.glob(WANDB_SETTINGS))
-                + list(each.glob(complete.file) if complete and complete.file else ())
-                for each in folders
+            reduced[name] = {
+                folder: metric_files(metrics, folder)
+                + metric_files(metrics, folder, earlier=True)
+                + list(folder.glob(f"{SETTINGS}.*"))
+                + list(folder.glob(WANDB_SETTINGS))
+                + list(folder.glob(complete.file) if complete and complete.file else ())
+                for folder in folders
             }
-    return found
+    return reduced
 
 
 def keep_results(run: Path, digest: str) -> None:

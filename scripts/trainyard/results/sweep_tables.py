@@ -129,10 +129,12 @@ def predicted_attempts(timeline: pd.DataFrame) -> pd.DataFrame:
     A prediction is that of a whole trial, so these include the parts of earlier attempts that an attempt continued.
     """
     is_finished = timeline["outcome"] == TrialStatus.FINISHED
-    found = timeline[is_finished & (timeline["expected_seconds"] > 0)]
+    predicted = timeline[is_finished & (timeline["expected_seconds"] > 0)]
     kept = timeline["kept_seconds"]
-    continued = found["trial"].map(kept[~is_finished].groupby(timeline["trial"]).sum()).astype(float).fillna(0)
-    return found.assign(measured=found["end"] - found["start"] + continued.where(kept[found.index] > 0, 0))
+    continued = predicted["trial"].map(kept[~is_finished].groupby(timeline["trial"]).sum()).astype(float).fillna(0)
+    return predicted.assign(
+        measured=predicted["end"] - predicted["start"] + continued.where(kept[predicted.index] > 0, 0)
+    )
 
 
 def describe_prediction_errors(predicted: pd.DataFrame) -> str:
@@ -264,17 +266,17 @@ def ranking_table(ranking: Ranking) -> pd.DataFrame:
     metric = ranking.metric
     rows = []
     further = [name for name in (*ranking.objectives, *ranking.constraints) if name != metric]
-    places = {each: place for place, each in enumerate(ranking.counting, start=1)}
-    for each in ranking.configurations:
-        best = each.best_trial(ranking.mode)
-        row = {"place": places.get(each), "trial": best.trial if best else None, "n": each.n,
-               "trials": len(each.trials), f"{metric}_mean": each.mean, f"{metric}_deviation": each.deviation,
+    places = {entry: place for place, entry in enumerate(ranking.counting, start=1)}
+    for entry in ranking.configurations:
+        best = entry.best_trial(ranking.mode)
+        row = {"place": places.get(entry), "trial": best.trial if best else None, "n": entry.n,
+               "trials": len(entry.trials), f"{metric}_mean": entry.mean, f"{metric}_deviation": entry.deviation,
                f"{metric}_best": best.score if best else None, **_epoch_columns(metric, best, ranking),
-               **{f"{name}_mean": each.means.get(name) for name in further},
+               **{f"{name}_mean": entry.means.get(name) for name in further},
                **{f"{key}={value}": mean for key in ranking.average
-                  for value, mean in means_by_value(each.counting or each.finished, key).items()},
-               "is_incomplete": each.is_incomplete, "may_be_best": each in ranking.leaders}  # fmt: skip
-        keys = {f"varied_{key}" if key in row else key: value for key, value in each.values.items()}
+                  for value, mean in means_by_value(entry.counting or entry.finished, key).items()},
+               "is_incomplete": entry.is_incomplete, "may_be_best": entry in ranking.leaders}  # fmt: skip
+        keys = {f"varied_{key}" if key in row else key: value for key, value in entry.values.items()}
         rows.append({"place": row.pop("place"), **keys, **row})
     return pd.DataFrame(rows, columns=None if rows else ["place"]).astype({"place": "Int64"})
 
