@@ -21,6 +21,7 @@ from trainyard.utils.text import printable
 TRAIN_FOLDER: Final = "train"
 VAL_FOLDERS: Final = ("val", "valid", "validation", "test")  # the first one that exists
 ANNOTATIONS: Final = "val_annotations.txt"
+NO_CLASS: Final = "no class folder or annotation names its class"
 
 
 @dataclass
@@ -97,12 +98,11 @@ def _read_split_folders(
     )
     annotations = inside.get(f"val/{ANNOTATIONS}")
     val_folder = "val" if annotations else next((name for name in VAL_FOLDERS if name in top), None)
-    if annotations:
-        val_images = {name: file for name, file in images.items() if name.startswith("val/")}
-        _read_annotations(layout, collection, annotations, val_images)
-    elif val_folder:
-        val = _read_class_folders(images, f"{val_folder}/", "val", listed=layout.classes)
-        layout.images["val"], layout.problems = val.images["val"], layout.problems + val.problems
+    if val_folder:
+        val_images = _read_annotations(layout, collection, annotations, images) if annotations else images
+        val = _read_class_folders(val_images, f"{val_folder}/", "val", listed=layout.classes)
+        layout.images["val"] = val.images["val"]
+        layout.problems += val.problems
     layout.ignored += sum(name.split("/")[0] not in (TRAIN_FOLDER, val_folder) for name in images)
     words = _lines(collection, inside.get("words.txt"))
     classes = set(layout.classes)
@@ -121,9 +121,9 @@ def _read_class_folders(
     for name, file in members:
         folder, inside, _ = name.partition("/")
         if not inside:
-            layout.problems.append(Problem(file.name, split, "image without label", "is in no class folder"))
+            layout.problems.append(Problem(file.name, split, "image without label", NO_CLASS))
         elif folder not in label_of:
-            layout.problems.append(Problem(file.name, split, "unknown class", f"{folder} is not a training class"))
+            layout.problems.append(Problem(file.name, split, "unknown class", f"{folder!r} is not a training class"))
         else:
             layout.images[split].append((file, label_of[folder]))
     return layout
@@ -140,24 +140,20 @@ def _add_empty_classes(layout: Layout, collection: Collection, prefix: str) -> N
 
 def _read_annotations(
     layout: Layout, collection: Collection, annotations: CollectedFile, images: dict[str, CollectedFile]
-) -> None:
-    """Add TinyImageNet's validation images; a line is `val_0.JPEG <tab> n03444034 <tab> bounding box`."""
-    label_of = {name: label for label, name in enumerate(layout.classes)}
-    by_name = {name.rpartition("/")[2]: file for name, file in images.items()}
-    labelled: list[tuple[CollectedFile, int]] = []
+) -> dict[str, CollectedFile]:
+    """TinyImageNet's validation images by the paths that they would have in class folders.
+
+    A line is `val_0.JPEG <tab> n03444034 <tab> bounding box`.
+    """
+    by_name = {name.rpartition("/")[2]: file for name, file in images.items() if name.startswith("val/")}
+    folders = dict[str, str]()
     for number, line in enumerate(_lines(collection, annotations), start=1):
-        name, _, rest = line.partition("\t")
-        wnid = rest.split("\t")[0]
-        file = by_name.pop(name, None)
-        if file is None:
-            layout.problems.append(Problem(name, "val", "label without image", f"line {number} of {annotations.name}"))
-        elif wnid not in label_of:
-            layout.problems.append(Problem(file.name, "val", "unknown class", f"{wnid!r} is not a training class"))
+        name, wnid = [*line.split("\t"), ""][:2]
+        if name in by_name and name not in folders:
+            folders[name] = f"{wnid}/"
         else:
-            labelled.append((file, label_of[wnid]))
-    missing = f"has no line in {annotations.name}"
-    layout.problems += [Problem(file.name, "val", "image without label", missing) for file in by_name.values()]
-    layout.images["val"] = sorted(labelled, key=lambda item: item[0].name)
+            layout.problems.append(Problem(name, "val", "label without image", f"line {number} of {annotations.name}"))
+    return {f"val/{folders.get(name, '')}{name}": file for name, file in by_name.items()}
 
 
 def _lines(collection: Collection, file: CollectedFile | None) -> list[str]:
