@@ -6,7 +6,7 @@ changes between the check and the loading.
 """
 
 import gzip
-import shutil
+import hashlib
 import zlib
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
@@ -19,7 +19,6 @@ from trainyard.data.downloads import RemoteFile, has_checksum
 from trainyard.data.sources import InMemorySource
 from trainyard.data.staged import SPLITS, DataError
 from trainyard.utils.errors import storage_errors
-from trainyard.utils.files import file_digest
 
 WRONG_CHECKSUM: Final = "its checksum differs from the published one: replace it, or leave out `root` to download it"
 
@@ -49,9 +48,7 @@ def read_published(dataset: Torchvision, root: Path, work: Path) -> InMemorySour
             f"{root}: no such file or folder; set `root` to a copy of {dataset.name}, or leave it out to download one"
         )
     published = _class_of(dataset)
-    copy_files = _copy_batches if hasattr(published, "train_list") else _copy_files
-    work.mkdir(parents=True, exist_ok=True)
-    state = copy_files(dataset, root, work)
+    state = _copy_files(dataset, root, work)
     splits = {}
     classes = [str(digit) for digit in range(10)]  # SVHN and USPS do not name them
     for split in SPLITS:
@@ -94,56 +91,46 @@ def _class_of(dataset: Torchvision) -> Any:
 
 
 def _copy_files(dataset: Torchvision, root: Path, work: Path) -> dict[str, str]:
-    """Copy the files of MNIST, SVHN and the like, and decompress them; returns their digests by name."""
+    """Copy the files that torchvision reads from a folder or archive, decompressed; returns their digests by name.
+
+    Raises:
+        DataError: a file is missing, cannot be read, or is not the published one.
+    """
+    folder, wanted = _list_files(dataset)
+    archive = getattr(_class_of(dataset), "filename", "")  # of CIFAR
+    places = [root / folder, root / dataset.name, root / "raw", root / archive, root]
+    collection = open_collection(next(path for path in places if path.exists()), work)
+    files = {PurePosixPath(file.name).name: file for file in collection.files()}
+    (work / folder).mkdir(parents=True, exist_ok=True)
     digests = {}
-    for remote in published_files(dataset):
-        name = remote.name.removesuffix(".gz")
-        raw = f"{dataset.name}/raw" if name != remote.name else ""  # the folder that torchvision reads, below its root
-        folders = [root / raw, root / dataset.name, root / "raw", root]
-        found = (path for folder in folders for path in (folder / name, folder / f"{name}.gz") if path.is_file())
-        source = next(found, None)
-        if source is None:
-            raise DataError(
-                f"{root}: {remote.name} of {dataset.name} is missing; torchvision expects {name} in {root / raw}"
-            )
-        (work / raw).mkdir(parents=True, exist_ok=True)
-        _copy(source, work / raw / name)
-        if not raw and not has_checksum(work / name, remote.checksum):
+    for name, md5 in wanted:
+        file = files.get(name) or files.get(f"{name}.gz")
+        if file is None:
+            published = ", ".join(remote.name for remote in published_files(dataset))
+            raise DataError(f"{collection.path}: {name} of {dataset.name} is missing, which is in {published}")
+        source = f"{collection.path}/{file.name}"
+        try:
+            content = collection.read(file)
+            digests[PurePosixPath(file.name).name] = hashlib.sha256(content).hexdigest()
+            if file.name.endswith(".gz"):
+                content = gzip.decompress(content)
+        except (OSError, EOFError, zlib.error) as error:
+            raise DataError(f"{source}: cannot be read ({error}): replace it") from None
+        target = work / folder / name
+        with storage_errors(target):
+            target.write_bytes(content)
+        if md5 and not has_checksum(target, f"md5:{md5}"):
             raise DataError(f"{source}: {WRONG_CHECKSUM}")
-        digests[source.name] = file_digest(source)
     return digests
 
 
-def _copy(source: Path, target: Path) -> None:
-    try:
-        opened = gzip.open if source.suffix == ".gz" else open
-        with opened(source, "rb") as file, storage_errors(target), open(target, "wb") as plain:
-            shutil.copyfileobj(file, plain)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(f"{source}: is damaged ({error}): replace it") from None
-
-
-def _copy_batches(dataset: Torchvision, root: Path, work: Path) -> dict[str, list[int]]:
-    """Copy CIFAR's batches from a folder or archive; returns sizes and modification times of its files by name."""
+def _list_files(dataset: Torchvision) -> tuple[str, list[tuple[str, str]]]:
+    """The folder in which torchvision reads the files of a dataset, their names, and if they are known, checksums."""
     published = _class_of(dataset)
-    places = [root / published.base_folder, root / published.filename, root]
-    collection = open_collection(next(path for path in places if path.exists()), work)
-    files = {PurePosixPath(file.name).name: file for file in collection.files()}
-    meta = [published.meta["filename"], published.meta["md5"]]
-    for name, md5 in [*published.train_list, *published.test_list, meta]:
-        if name not in files:
-            raise DataError(
-                f"{collection.path}: {name} of {dataset.name} is missing; torchvision reads the Python "
-                f"version, {published.filename}"
-            )
-        target = work / published.base_folder / name
-        target.parent.mkdir(exist_ok=True)
-        try:
-            content = collection.read(files[name])
-        except OSError as error:
-            raise DataError(f"{collection.path}/{name}: cannot be read ({error})") from None
-        with storage_errors(target):
-            target.write_bytes(content)
-        if not has_checksum(target, f"md5:{md5}"):
-            raise DataError(f"{collection.path}/{name}: {WRONG_CHECKSUM}")
-    return {file.name: [file.size, file.stamp] for file in files.values()}
+    if hasattr(published, "train_list"):
+        meta = (published.meta["filename"], published.meta["md5"])
+        return published.base_folder, [*published.train_list, *published.test_list, meta]
+    remotes = published_files(dataset)
+    if hasattr(published, "resources"):  # whose checksums are those of the compressed files
+        return f"{dataset.name}/raw", [(remote.name.removesuffix(".gz"), "") for remote in remotes]
+    return "", [(remote.name, remote.checksum.removeprefix("md5:")) for remote in remotes]
