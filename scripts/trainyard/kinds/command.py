@@ -31,7 +31,7 @@ from trainyard.programs.user_environment import program_environment
 from trainyard.programs.wandb_runs import run_id, wandb_environment
 from trainyard.utils.environment_variables import changed_environment
 from trainyard.utils.files import copy_matching
-from trainyard.utils.guarded_process import ProcessGuard, claim_folder
+from trainyard.utils.guarded_process import ProcessGuard, hold_folder
 
 
 class CommandTrials(ProgramTrials):
@@ -55,7 +55,7 @@ class CommandTrials(ProgramTrials):
         with ExitStack() as held:
             folder.mkdir(parents=True, exist_ok=True)
             purpose = f"trial {assignment.trial}"
-            claim = held.enter_context(claim_folder(folder, purpose=purpose, grace_seconds=sweep.grace_seconds))
+            folder_lock = held.enter_context(hold_folder(folder, purpose=purpose, grace_seconds=sweep.grace_seconds))
             newest = partial(find_checkpoint, folder, sweep.checkpoint, bad=assignment.bad_checkpoints)
             checkpoint = newest() if assignment.attempt > 1 else None
             if checkpoint:
@@ -95,7 +95,7 @@ class CommandTrials(ProgramTrials):
                     resumes=checkpoint is not None,
                     ranks=max(1, setup.gpus * setup.nodes),
                 ),
-                claim=claim,
+                folder_lock=folder_lock,
                 timeout_seconds=sweep.timeout_seconds,
                 deadline=assignment.deadline,
                 grace_seconds=sweep.grace_seconds,

@@ -9,7 +9,7 @@ from trainyard.packing.messages import Assignment
 from trainyard.packing.trial_kind import Report
 from trainyard.programs.function import Context, run_function
 from trainyard.programs.trial_messages import TrialEnded
-from trainyard.utils.guarded_process import claim_folder
+from trainyard.utils.guarded_process import hold_folder
 from trainyard.utils.import_path import import_object
 
 
@@ -32,7 +32,7 @@ class FunctionTrials(ProgramTrials):
             self.setup.threads,
             self.stop_request,
         )
-        with claim_folder(assignment.folder, purpose=f"trial {assignment.trial}", grace_seconds=0.0):
+        with hold_folder(assignment.folder, purpose=f"trial {assignment.trial}", grace_seconds=0.0):
             function, config = self.find_function(assignment)
             return run_function(function, config, context, report)
 

@@ -23,7 +23,7 @@ from trainyard.programs.user_environment import program_environment
 from trainyard.scaling.launchers import check_allocation, failure_reason, training_command
 from trainyard.scaling.rendezvous import StepEnd
 from trainyard.utils.files import write_json
-from trainyard.utils.guarded_process import ProcessGuard, claim_folder
+from trainyard.utils.guarded_process import ProcessGuard, hold_folder
 from trainyard.utils.import_path import helper_command
 
 # Files in the folder of a launch, between a worker and the ranks of a training on several GPUs.
@@ -61,7 +61,7 @@ class TrainTrialsOnGpus(TrainingTrials, ProgramTrials):
         allocation = slurm_allocation.current_allocation() if setup.nodes > 1 else None
         assignment.folder.mkdir(parents=True, exist_ok=True)
         with (
-            claim_folder(assignment.folder, purpose=f"trial {assignment.trial}", grace_seconds=0.0) as claim,
+            hold_folder(assignment.folder, purpose=f"trial {assignment.trial}", grace_seconds=0.0) as folder_lock,
             tempfile.TemporaryDirectory(prefix=".torchrun-", dir=assignment.folder) as folder,
         ):
             launch = Path(folder)
@@ -87,7 +87,7 @@ class TrainTrialsOnGpus(TrainingTrials, ProgramTrials):
                 ),
                 output=assignment.folder / output_name(assignment.attempt),
                 metrics=MetricsCollector(Metrics(file=EPOCHS), launch, hold_first_row=False, burst=math.inf),
-                claim=claim,
+                folder_lock=folder_lock,
                 grace_seconds=setup.sweep.end_seconds,
                 stop_request=self.stop_request,
                 overdue_code=StepEnd(launch, tasks=setup.nodes).overdue_code if allocation else None,

@@ -66,7 +66,7 @@ class ProgramRun:
     environment: Mapping[str, str]
     output: Path
     metrics: MetricsCollector
-    claim: Hold | None = None  # to its folder
+    folder_lock: Hold | None = None  # to its folder
     timeout_seconds: float | None = None
     deadline: float = math.inf  # Unix seconds
     grace_seconds: float = GRACE_SECONDS  # from the request to stop to SIGKILL
@@ -302,7 +302,7 @@ def _start(run: ProgramRun, guard: ProcessGuard, output: OutputReader) -> Guarde
             grace_seconds=run.grace_seconds,
             stop_signal=run.stop_signal,
             on_output=output.take,
-            claim=run.claim,
+            folder_lock=run.folder_lock,
             log=run.output,
             records_end=run.records_end,
         )

@@ -20,7 +20,7 @@ from trainyard.programs.metric_files import metric_files
 from trainyard.programs.wandb_runs import WANDB_SETTINGS
 from trainyard.results.ranking import rank_sweep
 from trainyard.utils.files import atomic_write
-from trainyard.utils.guarded_process import CLAIM_SECONDS, claim_folder
+from trainyard.utils.guarded_process import HOLD_SECONDS, hold_folder
 from trainyard.utils.locks import LockHeldError
 
 RESULTS: Final = ("history.csv", "summary.json")  # of a run of a scaling study
@@ -118,7 +118,7 @@ def reduce_folders(folders: Folders) -> None:
     """Remove the surplus of some folders, but for those in which a process still runs."""
     for folder, kept in folders.items():
         if surplus := list(surplus_of(folder, kept)):
-            with suppress(LockHeldError), claim_folder(folder, purpose="removing files", grace_seconds=-CLAIM_SECONDS):
+            with suppress(LockHeldError), hold_folder(folder, purpose="removing files", grace_seconds=-HOLD_SECONDS):
                 for path in surplus:
                     remove(path)
 

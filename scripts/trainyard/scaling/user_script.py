@@ -49,7 +49,7 @@ from trainyard.scaling.launchers import HOSTFILE, STEP, NodeStep, check_allocati
 from trainyard.utils.environment_variables import Variables
 from trainyard.utils.errors import ContinuedError, FinalError, UserError
 from trainyard.utils.files import write_json
-from trainyard.utils.guarded_process import ProcessGuard, claim_folder
+from trainyard.utils.guarded_process import ProcessGuard, hold_folder
 from trainyard.utils.locks import Hold, hold
 from trainyard.utils.text import count_of
 
@@ -104,12 +104,14 @@ class UserScript:
                 study = self._study
                 srun = self._srun
                 with (
-                    claim_folder(self._out, purpose=f"scale {self._run}", grace_seconds=study.grace_seconds) as claim,
+                    hold_folder(
+                        self._out, purpose=f"scale {self._run}", grace_seconds=study.grace_seconds
+                    ) as folder_lock,
                     prepared_nodes(study, self._out / "setup.log", nodes=self._nodes, srun=srun) as variables,
                 ):
                     stop_request = stop_request_of_signals()
                     signal.signal(signal.SIGINT, stop_request.make)
-                    launched = self._launch_until_complete(claim, variables, stop_request)
+                    launched = self._launch_until_complete(folder_lock, variables, stop_request)
             self._write_results(launched)
 
     def _write_results(self, launched: ParsedOutput | None) -> None:
@@ -170,7 +172,7 @@ class UserScript:
         return srun_command(given.nodes, 1, cpus=given.cpus_per_node) if given else []
 
     def _launch_until_complete(
-        self, claim: Hold, variables: Mapping[str, Variables], stop_request: StopRequest
+        self, folder_lock: Hold, variables: Mapping[str, Variables], stop_request: StopRequest
     ) -> ParsedOutput:
         """Launch the script until it is complete.
 
@@ -179,7 +181,7 @@ class UserScript:
         """
         pieces = list[Piece]()
         saved = ""
-        while (launched := self._launch(claim, variables, stop_request)) is None or launched.incomplete:
+        while (launched := self._launch(folder_lock, variables, stop_request)) is None or launched.incomplete:
             if launched is None:
                 continue
             newest = checkpoint_digest(self._out, find_checkpoint(self._out, self._study.checkpoint))
@@ -191,7 +193,7 @@ class UserScript:
         return launched
 
     def _launch(
-        self, claim: Hold, variables: Mapping[str, Variables], stop_request: StopRequest
+        self, folder_lock: Hold, variables: Mapping[str, Variables], stop_request: StopRequest
     ) -> ParsedOutput | None:
         """Run the script from the latest checkpoint that it has not failed to resume from.
 
@@ -226,7 +228,7 @@ class UserScript:
                     hold_first_row=False,
                 )
                 launches.add_kept(metrics.new_rows())
-                end = self._monitor(line, metrics, claim, Path(meeting), stop_request, before=before)
+                end = self._monitor(line, metrics, folder_lock, Path(meeting), stop_request, before=before)
                 if problem := rendezvous.problem(Path(meeting)):
                     raise UserError(problem)
                 if end.error.startswith(INCOMPLETE):
@@ -317,7 +319,7 @@ class UserScript:
         self,
         line: list[str],
         metrics: MetricsCollector,
-        claim: Hold,
+        folder_lock: Hold,
         meeting: Path,
         stop_request: StopRequest,
         *,
@@ -339,7 +341,7 @@ class UserScript:
             environment=environment,
             output=self._launches.output,
             metrics=metrics,
-            claim=claim,
+            folder_lock=folder_lock,
             earlier_outputs=tuple(reversed(self._launches.earlier_outputs)),
             deadline=deadline - study.grace_seconds,
             grace_seconds=study.grace_seconds,

@@ -35,7 +35,7 @@ CHUNK_BYTES: Final = 2**16  # of output: what a pipe holds,
 PIPE_BYTES: Final = 2**20  # and what one can hold at most
 # After the grace period of an earlier attempt, before its folder counts as in use. On a node that is cut off the
 # network, Ray ends its workers once its head has not answered for a minute.
-CLAIM_SECONDS: Final = 100.0
+HOLD_SECONDS: Final = 100.0
 
 
 class ProcessGuard:
@@ -56,7 +56,7 @@ class ProcessGuard:
         grace_seconds: float,
         stop_signal: str = "TERM",
         on_output: Callable[[bytes], None],
-        claim: Hold | None = None,
+        folder_lock: Hold | None = None,
         log: Path | None = None,
         records_end: bool = False,
     ) -> "GuardedProcess":
@@ -69,7 +69,7 @@ class ProcessGuard:
         Raises:
             OSError: it cannot be started.
         """
-        tree = str(claim.path) if claim else secrets.token_hex(8)
+        tree = str(folder_lock.path) if folder_lock else secrets.token_hex(8)
         environment = {**environment, **mark(tree)}
         request = {"command": list(command), "cwd": cwd, "environment": environment, "grace": grace_seconds}
         request["signal"] = signal.Signals[f"SIG{stop_signal}"]
@@ -77,7 +77,7 @@ class ProcessGuard:
         channel, guard_channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         reading, writing = os.pipe()
         with guard_channel, os.fdopen(writing, "wb"):
-            lock = [claim.fd] if claim else []
+            lock = [folder_lock.fd] if folder_lock else []
             self.send(request, guard_channel.fileno(), writing, reading, *lock)
         return GuardedProcess(channel, reading, tree, on_output)
 
@@ -264,7 +264,7 @@ def forget_completed(log: Path) -> None:
 
 
 @contextlib.contextmanager
-def claim_folder(folder: Path, *, purpose: str, grace_seconds: float) -> Iterator[Hold]:
+def hold_folder(folder: Path, *, purpose: str, grace_seconds: float) -> Iterator[Hold]:
     """Hold a trial's folder during the block, and as long as a program that was started for it runs.
 
     Waits for an earlier attempt that is still ending. What an attempt has left whose guards were killed is killed.
@@ -278,15 +278,15 @@ def claim_folder(folder: Path, *, purpose: str, grace_seconds: float) -> Iterato
         held=folder,
         purpose=purpose,
         inherited=True,
-        wait_seconds=grace_seconds + CLAIM_SECONDS,
-    ) as claim:
-        if claim.was_left:
-            kill_tree(str(claim.path))
-        yield claim
+        wait_seconds=grace_seconds + HOLD_SECONDS,
+    ) as folder_lock:
+        if folder_lock.was_left:
+            kill_tree(str(folder_lock.path))
+        yield folder_lock
 
 
 def wait_for_folder(folder: Path, *, timeout_seconds: float) -> None:
     """Wait until no process holds a trial's folder, at most `timeout_seconds`."""
-    grace = timeout_seconds - CLAIM_SECONDS
-    with contextlib.suppress(LockHeldError), claim_folder(folder, purpose="waiting", grace_seconds=grace):
+    grace = timeout_seconds - HOLD_SECONDS
+    with contextlib.suppress(LockHeldError), hold_folder(folder, purpose="waiting", grace_seconds=grace):
         pass

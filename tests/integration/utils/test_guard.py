@@ -18,11 +18,11 @@ from slurm_cluster.waiting import wait_until
 from trainyard.programs.output import OutputFile
 from trainyard.utils.guard import mark
 from trainyard.utils.guarded_process import (
-    CLAIM_SECONDS,
+    HOLD_SECONDS,
     GuardedProcess,
     ProcessGuard,
-    claim_folder,
     completed_seconds,
+    hold_folder,
 )
 from trainyard.utils.locks import LockHeldError
 
@@ -47,8 +47,8 @@ CLAIM = """
 import sys
 sys.path.insert(0, {scripts!r})
 from pathlib import Path
-from trainyard.utils.guarded_process import CLAIM_SECONDS, claim_folder
-with claim_folder(Path(sys.argv[1]), purpose="trial t1", grace_seconds=-CLAIM_SECONDS):
+from trainyard.utils.guarded_process import HOLD_SECONDS, hold_folder
+with hold_folder(Path(sys.argv[1]), purpose="trial t1", grace_seconds=-HOLD_SECONDS):
     pass
 """
 # Runs a trial as the worker of a slot does, and prints the PIDs of its guards.
@@ -56,12 +56,12 @@ OWNER = """
 import json, os, sys
 sys.path.insert(0, {scripts!r})
 from pathlib import Path
-from trainyard.utils.guarded_process import ProcessGuard, claim_folder
+from trainyard.utils.guarded_process import ProcessGuard, hold_folder
 folder = Path(sys.argv[1])
-with claim_folder(folder, purpose="trial t1", grace_seconds=0.5) as claimed:
+with hold_folder(folder, purpose="trial t1", grace_seconds=0.5) as claimed:
     line = ["/bin/sh", "-c", f"python3 {{folder}}/hold.py 1 && true"]
     options = dict(cwd=str(folder), environment=os.environ, grace_seconds=0.5, on_output=lambda chunk: None)
-    process = ProcessGuard().start(line, claim=claimed, **options)
+    process = ProcessGuard().start(line, folder_lock=claimed, **options)
     print(json.dumps(process.guards), flush=True)
     code = process.wait()
 print(code, flush=True)
@@ -166,7 +166,7 @@ def test_no_process_outlives_its_guards_and_no_other_attempt_starts_beside_it(fo
         kill(running, "owner")
     elif len(order) == 2:  # otherwise the next attempt waits for the end of the command, or kills it after all three
         wait_until(lambda: not tree(folder), timeout_seconds=PATIENCE, what="the end of the command")
-    with claim_folder(folder, purpose="trial t1", grace_seconds=PATIENCE):
+    with hold_folder(folder, purpose="trial t1", grace_seconds=PATIENCE):
         assert tree(folder) == []
     assert not folder.with_name(".t1.lock").exists()
 
@@ -177,7 +177,7 @@ def test_a_guard_that_was_stopped_ends_the_program_of_a_killed_owner(folder, run
     os.kill(running[stopped], signal.SIGSTOP)
     kill(running, "owner")
     wait_until(lambda: not tree(folder), timeout_seconds=60.0, what="the end of the command")
-    with claim_folder(folder, purpose="trial t1", grace_seconds=60.0 - CLAIM_SECONDS):
+    with hold_folder(folder, purpose="trial t1", grace_seconds=60.0 - HOLD_SECONDS):
         assert tree(folder) == []
     wait_until(lambda: not alive(guards), timeout_seconds=60.0, what="the end of the guards")
 
@@ -406,14 +406,14 @@ def test_what_a_killed_attempt_has_left_is_killed_also_in_a_folder_whose_name_is
     lock.write_text("{}")
     with subprocess.Popen(["sleep", "600"], env=os.environ | mark(str(lock))) as left:
         try:
-            with claim_folder(folder, purpose="trial t1", grace_seconds=0.0):
+            with hold_folder(folder, purpose="trial t1", grace_seconds=0.0):
                 assert left.wait(PATIENCE) == -signal.SIGKILL
         finally:
             left.kill()
 
 
 def test_the_error_of_a_second_attempt_names_the_process_in_its_folder(folder, running):
-    with pytest.raises(LockHeldError) as error, claim_folder(folder, purpose="trial t1", grace_seconds=-CLAIM_SECONDS):
+    with pytest.raises(LockHeldError) as error, hold_folder(folder, purpose="trial t1", grace_seconds=-HOLD_SECONDS):
         pass
     owner = running["owner"].pid
     assert str(error.value).startswith(f"{folder} is in use by process {owner} on {os.uname().nodename}, since ")

@@ -107,7 +107,7 @@ def test_one_that_resumes_counts_them_up_to_where_it_resumed(tmp_path):
     [
         ({"file": "runs", "pattern": "a=(?P<a>{number})"}, "give one of file and pattern"),
         ({"tensorboard": "runs/**"}, "metrics.tensorboard: is no longer an option: give the folder of the event files"),
-        ({"file": "runs.yaml"}, "must end in .csv, .json, .jsonl, .txt, .log or .wandb, or be a folder"),
+        ({"file": "runs.yaml"}, "must end in .csv, .tsv, .json, .jsonl, .txt, .log or .wandb, or be a folder"),
         ({"file": "/shared/runs"}, "metrics.file: /shared/runs would be shared by all trials"),
     ],
 )

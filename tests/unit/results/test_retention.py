@@ -8,7 +8,7 @@ from trainyard.config.user_programs import metrics_digest
 from trainyard.planning.history import read_state
 from trainyard.planning.journal import Ended, Started
 from trainyard.results.retention import reduce_folders, reduced_folders
-from trainyard.utils.guarded_process import claim_folder
+from trainyard.utils.guarded_process import hold_folder
 
 FINISHED, STOPPED, FAILED = TrialStatus.FINISHED, TrialStatus.STOPPED, TrialStatus.FAILED
 GRID = {"lr": [1, 2, 3], "seed": [0, 1]}
@@ -153,7 +153,7 @@ def test_links_are_removed_but_not_what_they_point_at(tmp_path):
 def test_the_folder_of_a_running_process_is_left_alone(tmp_path):
     state = swept(tmp_path, 1.0, 2.0)
     folder = state.folder / "trials" / next(iter(state.trials))
-    with claim_folder(folder, purpose="a test", grace_seconds=0):
+    with hold_folder(folder, purpose="a test", grace_seconds=0):
         reduce_now(state, "metrics")
         assert left(state)[:2] == ["whole", "reduced"]
     reduce_now(state, "metrics")
