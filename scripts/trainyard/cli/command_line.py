@@ -18,8 +18,15 @@ from trainyard.config.config import Config
 from trainyard.utils.errors import ContinuedError, FinalError, UserError, storage_error
 from trainyard.utils.typed_commands import DEFAULT_CONFIG, run_call, trainyard_call
 
+AS_JSON: Final = "--json"
 INTERRUPTED: Final = "interrupted: finished work is kept; the same command continues from there"
 INTERRUPT_CODE: Final = 130
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        _print_error(UserError(message))
+        super().error(message)
 
 
 def build_parser(description: str, *, example: str, reads_config: bool = True) -> argparse.ArgumentParser:
@@ -28,7 +35,7 @@ def build_parser(description: str, *, example: str, reads_config: bool = True) -
     A program that does not read the config has only the option for its log.
     """
     call = trainyard_call(Path(sys.argv[0]).stem.replace("_", "-"))
-    shared = argparse.ArgumentParser(
+    shared = _Parser(
         prog=call,
         description=description,
         epilog=f"example: {call} {example}",
@@ -50,7 +57,7 @@ def run_program(main: Callable[[argparse.Namespace], int | None], arguments: arg
     other signals that end a job, unless it is a rank.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    set_up_logging(arguments.log_file, to_stderr=getattr(arguments, "json", False))
+    set_up_logging(arguments.log_file, to_stderr=AS_JSON in sys.argv)
     if not is_rank():
         interrupt_at_stop_request()
     code = _exit_code(main, arguments)
@@ -66,10 +73,11 @@ def _exit_code(main: Callable[[argparse.Namespace], int | None], arguments: argp
         return main(arguments) or 0
     except KeyboardInterrupt:
         logging.error(INTERRUPTED)
+        _print_error(UserError(INTERRUPTED))
         return INTERRUPT_CODE
     except UserError as error:
         logging.error("%s", error)
-        _print_error(arguments, error)
+        _print_error(error)
         for kind, mark in ((FinalError, final_mark), (ContinuedError, continued_mark)):
             if isinstance(error, kind) and arguments.log_file:
                 with suppress(OSError):
@@ -78,15 +86,15 @@ def _exit_code(main: Callable[[argparse.Namespace], int | None], arguments: argp
     except Exception as error:
         if isinstance(error, OSError) and (of_storage := storage_error(error)):
             logging.error("%s", of_storage)
-            _print_error(arguments, of_storage)
+            _print_error(of_storage)
             return 1
         logging.exception("this is a bug in Trainyard or in your own code")
-        _print_error(arguments, error)
+        _print_error(error)
         return 1
 
 
-def _print_error(arguments: argparse.Namespace, error: Exception) -> None:
-    if getattr(arguments, "json", False):
+def _print_error(error: Exception) -> None:
+    if AS_JSON in sys.argv:
         from trainyard.cli.json_output import print_error  # imports pydantic
 
         print_error(error)

@@ -10,9 +10,10 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import redirect_stderr
+from io import StringIO
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, NoReturn
 
 SCRIPTS: Final = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(SCRIPTS))  # of a wheel, Python finds only this file
@@ -50,16 +51,17 @@ WORDIER: Final = re.compile(r"-n.*|-q|-p|--(dry-?run|quiet|printshellcmds|verbos
 
 def main() -> None:
     """Run the verb of the command line: Snakemake in this process, or a program in place of it."""
-    verb = (sys.argv[1:2] or [""])[0]
+    typed = sys.argv[1:]
+    verb = (typed[:1] or [""])[0]
     try:
-        words = sys.argv[2:] if verb == "init" else name_config(sys.argv[2:])
+        words = typed[1:] if verb == "init" else name_config(typed[1:])
         if verb in ("", "-h", "--help", "help"):
             print(usage())
             sys.exit(0 if verb else 2)
         if verb == "--version":
             print(f"trainyard {version()}")
             sys.exit()
-        os.environ[TYPED] = shlex.join(["trainyard", *sys.argv[1:]])
+        os.environ[TYPED] = shlex.join(["trainyard", *typed])
         if verb not in OF_SNAKEMAKE:
             os.execv(sys.executable, [sys.executable, str(find_program(verb)), *words])
         sys.argv = build_call(verb, words)
@@ -67,24 +69,33 @@ def main() -> None:
             from trainyard.cli.screen import SCREEN
 
             SCREEN.take_over()
-        import snakemake.cli  # takes more than a second
-
-        if "--verbose" not in words:  # it says at each start which profile it uses
-            vars(snakemake.cli)["print"] = _print_but_profile
-        snakemake.cli.main()
+        _run_snakemake()
     except UserError as error:
-        if AS_JSON in os.environ:
-            from trainyard.cli.json_output import print_error
-
-            print_error(error)
+        _print_error(error, typed)
         sys.exit(f"trainyard: {error}")
     except KeyboardInterrupt:
+        _print_error(UserError("interrupted"), typed)
         sys.exit(130)
 
 
-def _print_but_profile(*words: object, **options: Any) -> None:
-    if not str(words[0] if words else "").startswith("Using profile"):
-        print(*words, **options)
+def _print_error(error: UserError, typed: Sequence[str]) -> None:
+    if "--json" in typed:
+        from trainyard.cli.json_output import print_error
+
+        print_error(error)
+
+
+def _run_snakemake() -> NoReturn:
+    """Run Snakemake as its own `main` does, which says at each start which profile it uses."""
+    from snakemake.cli import args_to_api, parse_args  # takes more than a second
+    from snakemake.exceptions import CliException
+
+    try:
+        with redirect_stderr(StringIO()):  # `_check_options` has refused wrong words
+            parser, arguments = parse_args(None)
+        sys.exit(0 if args_to_api(arguments, parser) else 1)
+    except CliException as error:
+        raise UserError(str(error)) from None
 
 
 def usage() -> str:
@@ -149,6 +160,7 @@ def build_call(verb: str, words: Sequence[str]) -> list[str]:
                         "folder comes before Trainyard's own")  # fmt: skip
     parser.add_argument("--verbose", action="store_true",
                         help="show all that Snakemake says, and in a plan, what each job requests")  # fmt: skip
+    parser.error = _refuse  # type: ignore[method-assign]
     if verb == "plan":
         parser.add_argument("--json", action="store_true", help="print one JSON object, for scripts")
     end = words.index("--") if "--" in words else len(words)
@@ -162,16 +174,20 @@ def build_call(verb: str, words: Sequence[str]) -> list[str]:
         if not config.exists():
             raise UserError(absent_config(config))
         options += ["--configfile", str(config)]
-    _check_options(options)
+    profile = str(find_profile(arguments.profile))
+    _check_options(options, profile)
     snakemake = [str(Path(sys.executable).with_name("snakemake")), "--snakefile", str(HOME / "Snakefile")]
-    profile = ["--profile", str(find_profile(arguments.profile))]
     if arguments.verbose:
         options.append("--verbose")
-    return [*snakemake, *profile, *options, *OF_SNAKEMAKE[verb], *words[end:]]
+    return [*snakemake, "--profile", profile, *options, *OF_SNAKEMAKE[verb], *words[end:]]
 
 
-def _check_options(options: Sequence[str]) -> None:
-    """Raise a UserError at an option that Snakemake does not have, or a config file that cannot be parsed.
+def _refuse(message: str) -> NoReturn:
+    raise UserError(message)
+
+
+def _check_options(options: Sequence[str], profile: str) -> None:
+    """Raise a UserError at an option or value that Snakemake does not take, or a config file that cannot be parsed.
 
     Snakemake would print all its options, or its own words about the file, which it reads before the Snakefile.
     """
@@ -180,13 +196,12 @@ def _check_options(options: Sequence[str]) -> None:
 
     from trainyard.config.parser import read_file
 
-    parser = get_argument_parser()
-    arguments = argparse.Namespace(configfile=[])
-    unknown = list[str]()
-    parser.prog = "trainyard"
-    parser.usage = argparse.SUPPRESS  # in its other errors
-    with suppress(CliException):  # of a value, which Snakemake then reports
+    parser = get_argument_parser([profile])
+    parser.error = _refuse
+    try:
         arguments, unknown = parser.parse_known_args(options)
+    except CliException as error:  # of a value
+        raise UserError(str(error)) from None
     if unknown:
         name = unknown[0].partition("=")[0]
         hint = suggest(name, parser._option_string_actions, otherwise="`snakemake --help` lists all")

@@ -1,12 +1,15 @@
 """A script that knows only docs/json.md takes a sweep from the plan to the answer."""
 
 import json
+import os
 import re
 import shlex
+import signal
 import sys
 
 import pytest
 from project import ROOT
+from slurm_cluster.waiting import PATIENCE_SECONDS
 
 PAGE = (ROOT / "docs/json.md").read_text()
 COMMANDS = re.findall(r"^(trainyard .*?)\s*(?:>.*)?#", PAGE, flags=re.MULTILINE)
@@ -76,6 +79,29 @@ def test_a_mistake_in_the_config_is_an_object_too(project):
         assert "did you mean 'command'?" in mistake["message"]
 
 
+@pytest.mark.parametrize("verb", ["check", "plan"])
+def test_an_interrupt_is_an_object_too(project, verb):
+    pipe = project.folder / "pipe.yaml"
+    os.mkfifo(pipe)
+    program = [sys.executable, str(ROOT / "scripts/trainyard"), "cli.commands"]
+    words = [*program, verb, "--json", "--config", "pipe.yaml"]
+    started = project.start("bash", "-c", 'exec "$@" 2> /dev/null', "bash", *words)
+    with pipe.open("w"):  # once the program reads it
+        os.killpg(started.pid, signal.SIGINT)
+        printed, _ = started.communicate(timeout=PATIENCE_SECONDS)
+    assert "interrupted" in json.loads(printed)["error"]["message"]
+    assert started.returncode == 130
+
+
+def test_a_sweep_that_has_failed_is_one_object(project):
+    failing = {"sweeps": {"s": {**SWEEP, "command": "echo acc={lr}; exit 3", "retries": 0}}}
+    (project.folder / "trainyard.yaml").write_text(json.dumps(failing))
+    program = [sys.executable, str(ROOT / "scripts/trainyard"), "cli.commands"]
+    project.run(*program, "run", check=False)
+    done = project.run(*program, "status", "--wait", "--json", check=False)
+    assert (done.returncode, json.loads(done.stdout)["sweeps"][0]["failed"]) == (1, 3)
+
+
 def test_every_failure_is_an_object(project):
     (project.folder / "trainyard.yaml").write_text(json.dumps({"sweeps": {"s": SWEEP}}))
     program = [sys.executable, str(ROOT / "scripts/trainyard"), "cli.commands"]
@@ -85,6 +111,10 @@ def test_every_failure_is_an_object(project):
     assert (done.returncode, "leave it out" in json.loads(done.stdout)["error"]["message"]) == (1, True)
     done = project.run(*program, "plan", "--json", "-p", "--", "absent", check=False)
     assert (done.returncode, "absent" in json.loads(done.stdout)["error"]["message"]) == (1, True)
+    for words in (["status", "--json", "--wait=x"], ["plan", "--json", "--config"], ["plan", "--json", "--jobs", "x"],
+                  ["stauts", "--json"], ["check", "--json", "--profile", "a.yaml"], ["run", "--json"]):  # fmt: skip
+        done = project.run(*program, *words, check=False)
+        assert (done.returncode in (1, 2), bool(json.loads(done.stdout)["error"]["message"])) == (True, True)
     (project.folder / "results/sweeps").mkdir(parents=True, exist_ok=True)
     (project.folder / "results/sweeps/s").write_text("no folder")
     for verb in ("best", "plan"):
