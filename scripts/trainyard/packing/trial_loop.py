@@ -57,9 +57,10 @@ def _pieces(task: Task, attempt: Attempt, end: TrialEnded) -> list[Piece]:
     pieces = [Piece(_last_epoch(attempt), end.has_saved)]
     for earlier in reversed(task.earlier):
         is_piece = earlier.outcome is TrialStatus.INTERRUPTED and (earlier.is_incomplete or not _is_incomplete(end))
-        if not is_piece or earlier.generation != task.generation:
+        if earlier.generation != task.generation or (not is_piece and _is_incomplete(end)):
             break
-        pieces.insert(0, Piece(_last_epoch(earlier), earlier.has_saved))
+        if is_piece:  # between two, others may have failed on a checkpoint
+            pieces.insert(0, Piece(_last_epoch(earlier), earlier.has_saved))
     return pieces
 
 

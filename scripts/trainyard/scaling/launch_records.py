@@ -77,6 +77,17 @@ class Launches:
         """Checkpoints that the script has failed to resume from."""
         return [CheckpointFile(*event["checkpoint"]) for event in self._events if event["event"] == "failed"]
 
+    @property
+    def failed_in_a_row(self) -> int:
+        """How many checkpoints the script has failed to resume from since a launch that resumed has reported a row."""
+        count = launches = 0
+        for event in self._events:
+            launches += event["event"] == "launched"
+            count += event["event"] == "failed"
+            if event["event"] == "row" and launches > 1:
+                count = 0
+        return count
+
     def add_end(self, **facts: Any) -> None:
         """Record that the script has succeeded, with `facts` that its output does not contain."""
         self._append("ended", durable=True, **facts)

@@ -246,7 +246,7 @@ class UserScript:
                 if end.status is TrialStatus.FAILED:
                     if kept and failed_by_itself(end.error, external=TO_SCRIPTS):
                         launches.add_failed(kept)
-                        is_first = len(launches.failed_checkpoints()) <= MOST_DAMAGED and not launches.last_rows()
+                        is_first = launches.failed_in_a_row <= MOST_DAMAGED and not launches.last_rows()
                         if is_first and may_be_of_checkpoint(end.error, end.seconds, external=TO_SCRIPTS):
                             log.warning("%s: the script failed on %s, %s", self._run, kept.name, MAY_BE_DAMAGED)
                             return None

@@ -223,7 +223,7 @@ def test_a_job_is_continued_if_a_trial_got_further_before_the_end_of_the_walltim
                 file.write_text(str(number))
             loop._end(slot.current, TrialEnded(status=TrialStatus.INTERRUPTED, error=OUT_OF_TIME))
             assert attempt.has_saved is saves
-            earlier.append(attempt)
+            earlier += [attempt, Attempt("a", 2, 0.0, 1.0, outcome=TrialStatus.FAILED)]  # on its checkpoint
             with pytest.raises(UserError, match="stopped before the end of the walltime with 1 trial left") as raised:
                 loop._check_complete(late=0)
     assert raised.type is error

@@ -133,6 +133,19 @@ def test_a_checkpoint_that_cannot_be_resumed_from_is_known_to_later_launches(tmp
     assert Launches(tmp_path).failed_checkpoints() == bad
 
 
+def test_checkpoints_fail_in_a_row_until_a_launch_has_resumed_and_reports_a_row(tmp_path, clock):
+    """A launch from the beginning shows nothing: its own checkpoints may fail as well."""
+    counts = []
+    for number, resumes in enumerate([True, False, True, True]):
+        launched = Launches(tmp_path)
+        launch(tmp_path, number, resumes=resumes)
+        with launched.launch(resumes=resumes):
+            launched.add_failed(CheckpointFile(f"{number}.pt", number, 10))
+        counts.append(Launches(tmp_path).failed_in_a_row)
+    assert counts == [1, 2, 1, 1]
+    assert len(Launches(tmp_path).failed_checkpoints()) == 4
+
+
 def test_only_a_launch_that_has_succeeded_has_an_end(tmp_path, clock):
     assert Launches(tmp_path).end() is None
     launched = launch(tmp_path, 1, resumes=False)  # at 0 and 10
