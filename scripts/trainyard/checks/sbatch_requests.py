@@ -87,7 +87,8 @@ def request_jobs(config: Config, config_file: Path, profile: Path) -> tuple[list
                "--configfile", str(config_file), "--config"]  # fmt: skip
     for kind in ("sweeps", "scaling"):  # a job with nothing to run would request one CPU
         again = {name: {"retrain": NEVER_TRAINED} for name in getattr(config, kind)}
-        options += [f"{kind}={json.dumps(again)}"] * bool(again)
+        if again:
+            options.append(f"{kind}={json.dumps(again)}")
     entries, done = ask_helper("cli.sbatch_preview", [*options, "--", *TARGETS], task="planning the jobs of the config")
     if entries is None:
         return [], {first_error(done.stderr): ["any job"]}

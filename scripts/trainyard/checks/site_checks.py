@@ -229,7 +229,7 @@ def judge_memory(request: SbatchRequest, kinds: Sequence[Partition], *, data_mb:
         remedy = "request more with `--set-resources <rule>:mem_mb=...`: data that do not fit are read again and again"
         return Finding("memory", "warns", message, remedy)
     model = request.gpus.rpartition(":")[0]
-    shares = [share for each in kinds if (share := each.memory_share_mb(request.gpu_count, model))]
+    shares = list(filter(None, (each.memory_share_mb(request.gpu_count, model) for each in kinds)))
     if shares and memory > max(shares):
         message = f"{request.job}: {memory:g} MB per node, above the share of its {request.gpu_count} GPUs: "
         remedy = "request less, unless the job needs it: other jobs cannot use the GPUs that are left without memory"

@@ -88,8 +88,10 @@ def import_array_script(path: Path, array: str | None = None) -> ImportedSweep:
         what = f"what these lines of {path}, which do not mention the task, prepare for all trials: {'; '.join(common)}"
         imported.note(f"`setup` runs once per job: move there {what}")
     _set_resources(options, array, imported)
-    given = [f"--{name.replace('_', '-')}={value}" for name in _OF_SITE if (value := getattr(options, name))]
-    others += [each for each in given if not _IN_SLOTS.fullmatch(each)]
+    for name in _OF_SITE:
+        option = f"--{name.replace('_', '-')}={getattr(options, name)}"
+        if getattr(options, name) and not _IN_SLOTS.fullmatch(option):
+            others.append(option)
     if others:
         rest = " ".join(others)
         imported.note(f"not carried over: {rest}; what your site needs of it belongs in profiles/slurm/config.yaml")

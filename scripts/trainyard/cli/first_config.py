@@ -110,8 +110,9 @@ class Observed:
         """The keys of a sweep with these metrics."""
         if not self.metrics:
             return {}
-        section: Any = {key: value for key in ("file", "pattern", "sample") if (value := getattr(self.metrics, key))}
-        section = "wandb" if self.metrics.is_wandb else section
+        section: Any = self.metrics.model_dump(include={"file", "pattern", "sample"}, exclude_none=True)
+        if self.metrics.is_wandb:
+            section = "wandb"
         return {"metrics": section, "metric": self.metric, "mode": guess_mode(self.metric)}
 
     @property

@@ -47,7 +47,8 @@ class Profile:
         self._defaults = default_resources or {}
         self._set = set_resources or {}
         self._executor = executor  # its settings, which Snakemake sets after it has read the Snakefile
-        self.gpu_type, self.has_scheduler = self.default("gpu_type"), bool(self.default("runtime"))
+        self.gpu_type = self.default("gpu_type")
+        self.has_scheduler = bool(self.default("runtime"))
         self.is_main = is_main
         self.submits = is_main and self.has_scheduler  # a message then states what a job costs
 
@@ -181,9 +182,9 @@ class Profile:
         """
         file = self._partition_file()
         names = ("slurm_cluster", "cluster", "clusters", "constraint")
-        given = {name: text for name in names if (text := self.setting(rule, name))}
+        settings = {name: self.setting(rule, name) for name in names if self.setting(rule, name)}
         for count in (gpus, min(gpus, 1)):
-            job = SimpleNamespace(resources={**given, "gpu": count, "gpu_model": self.gpu_type}, threads=1)
+            job = SimpleNamespace(resources={**settings, "gpu": count, "gpu_model": self.gpu_type}, threads=1)
             if fitting := [each for each in file if each.score_job_fit(job) is not None]:
                 return fitting
         return file

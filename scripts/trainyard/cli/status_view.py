@@ -190,8 +190,7 @@ class SweepProgress:
         state = self.plan.state
         pending = self.plan.forecast.pending
         running = len({attempt.trial for attempt in self.attempts}.intersection(pending))
-        outcomes = [last.outcome for name in pending if (last := state.record(name).last)]
-        failed = outcomes.count(TrialStatus.FAILED)
+        failed = sum(state.record(name).has_failed for name in pending)
         ends = [end.outcome for end in state.ends]
         return {
             "finished": ends.count(TrialStatus.FINISHED),

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from trainyard.cli.first_config import Observed, missing_options
+from trainyard.cli.first_config import Observed, Varied, missing_options
 from trainyard.cli.first_run import observe
 from trainyard.cli.imported_sweep import ImportedSweep, key_for
 from trainyard.config.placeholders import TRIAL_PLACEHOLDERS
@@ -218,7 +218,10 @@ def _find_metrics(
     script: Script, values: Mapping[str, Any], raw: Mapping[str, Any], seconds: float, found: ImportedSweep
 ) -> None:
     """Set the metrics of a program that does not use W&B, as a short run shows them."""
-    options = {key: (option, values[key]) for key in values if (option := script.find(f"--{key}"))}
+    options: Varied = {}
+    for key, drawn in values.items():
+        if option := script.find(f"--{key}"):
+            options[key] = option, drawn
     name = (raw.get("metric") or {}).get("name", "val_loss")
     observed = Observed()
     if seconds and not missing_options(script, options):

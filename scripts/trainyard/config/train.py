@@ -80,9 +80,13 @@ class Section(BaseModel):
         """Reject text, and true, where a number is expected: Pydantic would convert them. False is 0, as in `off`."""
         if not isinstance(content, dict):
             return content
-        names = cls._number_fields()
-        if wrong := {name: kind for name in content if name in names and (kind := _find_mistake(content[name]))}:
-            details = [InitErrorDetails(type=kind, loc=(name,), input=content[name]) for name, kind in wrong.items()]
+        details = list[InitErrorDetails]()
+        fields = cls._number_fields()
+        for name, value in content.items():
+            kind = _find_mistake(value) if name in fields else None
+            if kind:
+                details.append(InitErrorDetails(type=kind, loc=(name,), input=value))
+        if details:
             raise ValidationError.from_exception_data(cls.__name__, details)
         return content
 

@@ -241,7 +241,8 @@ Conditions = Mapping[str, Mapping[str, list[Any]]]  # by key: the values of othe
 
 def _conditions(varied: Mapping[str, GridValues | Draw]) -> Conditions:
     """The conditions of keys that have one."""
-    return {key: condition for key, values in varied.items() if (condition := condition_of(values))}
+    conditions = {key: condition_of(values) for key, values in varied.items()}
+    return {key: condition for key, condition in conditions.items() if condition}
 
 
 def _applicable(conditions: Conditions, values: Values) -> Values:

@@ -34,7 +34,8 @@ def count_trial_flops(plan: Plan, staged: Staged, *, seconds: float = math.inf) 
     models are not built, since their code may do anything. Counting stops after `seconds`.
     """
     meta = staged.require(ImageMeta)
-    specs = {name: spec for name in plan.forecast.pending if isinstance(spec := plan.state.trials[name].spec, Train)}
+    pending = {name: plan.state.trials[name].spec for name in plan.forecast.pending}
+    specs = {name: spec for name, spec in pending.items() if isinstance(spec, Train)}
     examples = {_model_key(spec): name for name, spec in specs.items()}
     if len(examples) > 1 and any(":" in specs[name].model for name in examples.values()):
         return {}

@@ -176,7 +176,8 @@ class DurationForecast:
 
     @cached_property
     def _ends(self) -> dict[str, Attempt]:
-        return {name: end for name in self._history.trials if (end := self._find_finished(name))}
+        ends = filter(None, map(self._find_finished, self._history.trials))
+        return {end.trial: end for end in ends}
 
     def _find_finished(self, name: str) -> Attempt | None:
         """A finished attempt with a duration, including one that `retrain` has overruled.

@@ -134,12 +134,12 @@ class History:
     @property
     def ends(self) -> list[Attempt]:
         """The attempts after which trials are not run again, see `TrialRecord.end`."""
-        return [end for record in self.records if (end := record.end)]
+        return list(filter(None, (record.end for record in self.records)))
 
     @property
     def results(self) -> list[Attempt]:
         """The attempts that are the results of trials."""
-        return [result for record in self.records if (result := record.result)]
+        return list(filter(None, (record.result for record in self.records)))
 
     @property
     def failed(self) -> list[Attempt]:

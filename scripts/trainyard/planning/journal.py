@@ -284,7 +284,7 @@ def encode(event: Event) -> JsonObject:
     """The JSON object of an event."""
     kind = type(event)
     name = event.status.value if isinstance(event, Ended) else _NAMES[kind]
-    content = {each: value for each in _FIELDS[kind] if (value := getattr(event, each)) is not None}
+    content = {name: getattr(event, name) for name in _FIELDS[kind] if getattr(event, name) is not None}
     spent = content.pop("spent", {})
     return {"event": name, "time": event.time, **content, **spent}
 

@@ -118,7 +118,7 @@ class OptunaStudy:
         search = self._search
         seed = digest_of([search.seed, 0 if search.method == "qmc" else number], length=8)
         self._study.sampler = search.sampler(int(seed, 16) % 2**31)
-        guesses = {key: guess for key, choice in search.values.items() if (guess := _guess(choice)) is not None}
+        guesses = {key: _guess(choice) for key, choice in search.values.items() if _guess(choice) is not None}
         if guesses and not number:
             self._study.enqueue_trial(guesses)
         values = Values()
@@ -261,7 +261,7 @@ def describe_new_search(state: History) -> str:
     """That a search begins although trials of an earlier config have ended, and how many count; "" otherwise."""
     search = state.sweep.search
     space = state.space
-    ends = [end for record in state.earlier if (end := record.end)]
+    ends = list(filter(None, (record.end for record in state.earlier)))
     if not search or space.suggestions or not ends:
         return ""
     drawn = [end for end in ends if search.learns and as_drawn(space, end.trial, end.values)]
@@ -296,8 +296,8 @@ class SuggestionSource:
         self._order = order
         self._search = state.sweep.search
         self._study = OptunaStudy(state.sweep)
-        ends = [end for record in state.records if (end := record.end or record.out_of_memory)]
-        self._ends = {end.trial: self._with_values(end) for end in ends}
+        ends = (record.end or record.out_of_memory for record in state.records)
+        self._ends = {end.trial: self._with_values(end) for end in filter(None, ends)}
         self._sweep: Sweep | None = None  # for which the following was looked up
         self._configured = dict[str, Trial]()  # trials of `grid`, `trials` and `sample`
         self._evidence: list[list[Suggestion]] = []  # trials that it has not drawn, by configuration
@@ -330,9 +330,10 @@ class SuggestionSource:
         self._evidence = []
         if not self._search.learns:
             return
-        earlier = {end.trial: end.values for record in state.earlier if (end := self._find_end(record.name))}
-        given = {name: trial.values for name, trial in self._configured.items()} | earlier
-        others = [as_drawn(space, name, values) for name, values in given.items()]
+        configured = {name: trial.values for name, trial in self._configured.items()}
+        ends = filter(None, (self._find_end(record.name) for record in state.earlier))
+        values_of = configured | {end.trial: end.values for end in ends}
+        others = [as_drawn(space, name, values) for name, values in values_of.items()]
         for each in filter(None, others):
             by_params.setdefault(str(each.params), []).append(each)
         average = space.sweep.average
@@ -379,7 +380,8 @@ class SuggestionSource:
             evidence = [group for group in evidence if names.isdisjoint(each.name for each in group)]
         if repeats > 1 or evidence:
             groups = [*evidence, *zip(*(drawn[each::repeats] for each in range(repeats)), strict=True)]
-            ends = {group[0].name: end for group in groups if (end := self._mean_end(group, ends))}
+            means = {group[0].name: self._mean_end(group, ends) for group in groups}
+            ends = {name: mean for name, mean in means.items() if mean}
         values, params, attrs = self._study.draw(firsts, ends, [group[0] for group in evidence])
         return run_of(sweep, values, 0), params, attrs
 

@@ -385,8 +385,9 @@ class MatchingFiles:
             return []
         self._looked_at = time.monotonic()
         there = metric_files(self._metrics, self._folder)
-        new = {path: state[1] for path in there if path not in self._files and (state := file_state(path))}
-        return sorted(new, key=lambda path: (path not in self._before, new[path], path.name))
+        states = {path: file_state(path) for path in there if path not in self._files}
+        changed = {path: state[1] for path, state in states.items() if state}
+        return sorted(changed, key=lambda path: (path not in self._before, changed[path], path.name))
 
 
 def has_wildcards(pattern: str) -> bool:

@@ -25,7 +25,8 @@ def numeric_row(metrics: Mapping[str, Any]) -> Row:
 
     Integers have at most 64 bits, as in tables; larger ones become floats.
     """
-    return {name: number for name, value in metrics.items() if (number := _number(value)) is not _NOT_A_NUMBER}
+    numbers = {name: _number(value) for name, value in metrics.items()}
+    return {name: number for name, number in numbers.items() if number is not _NOT_A_NUMBER}
 
 
 def take_epoch(row: Row) -> float | int | None:
@@ -311,7 +312,8 @@ def thin_rows(rows: list[Row], max_rows: int) -> list[Row]:
     kept = {*range(len(rows) - KEPT_LAST, len(rows))}
     names = {name for row in rows for name in row} - {"epoch"}
     for name in names if 4 * len(names) < max_rows else ():
-        values = {place: value for place, row in enumerate(rows) if (value := row.get(name)) is not None}
+        column = enumerate(row.get(name) for row in rows)
+        values = {number: value for number, value in column if value is not None}
         if values:
             kept |= {min(values, key=values.__getitem__), max(values, key=values.__getitem__)}
     step = -(-len(rows) // max(1, max_rows - len(kept)))

@@ -249,7 +249,8 @@ def _ports(file: SourceFile, script: Script, started: StartedScript) -> Iterator
     for call in file.calls:
         address = arguments(call).get("init_method")
         if method(call) == "init_process_group" and address is not None:
-            ports += [(found[1], call.lineno) for text in file.texts(address) if (found := _FIXED_ADDRESS.match(text))]
+            matches = filter(None, map(_FIXED_ADDRESS.match, file.texts(address)))
+            ports += [(match[1], call.lineno) for match in matches]
     for port, line in ports:
         if port not in (None, "0", 0):
             message = f"port {port} is the same for all trials, and only one of a node can have it"

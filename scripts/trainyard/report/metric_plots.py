@@ -106,11 +106,12 @@ def _plot_spread(axes: Axes, ranked: PlottedTrials, key: str) -> None:
     """Draw the mean of each configuration, plus and minus the standard deviation over its seeds."""
     (low, high), ranking = ranked.limits, ranked.ranking
     x = style.to_numbers(ranked.table[key]).set_axis(ranked.table["trial"])
-    rows = [
-        (x[best.trial], each.mean, each.deviation or 0.0)
-        for each in ranking.counting
-        if (best := each.best_trial(ranking.mode)) and each.mean is not None and low <= each.mean <= high
-    ]
+    rows = list[tuple[float, float, float]]()
+    for configuration in ranking.counting:
+        best = configuration.best_trial(ranking.mode)
+        mean = configuration.mean
+        if best and mean is not None and low <= mean <= high:
+            rows.append((x[best.trial], mean, configuration.deviation or 0.0))
     places, means, deviations = np.array(rows, dtype=float).reshape(-1, 3).T
     shape: dict[str, Any] = {"linestyle": "none", "marker": "_", "markersize": 10, "color": "#333333"}
     axes.errorbar(

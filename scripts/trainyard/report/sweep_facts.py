@@ -54,7 +54,7 @@ def answer_rows(ranking: Ranking) -> list[list[str]]:
         return []
     configurations = list(shown.values())
     goals = ranking.objectives or {ranking.metric: ranking.mode}
-    best = [trial for each in configurations if (trial := each.best_trial(ranking.mode))]
+    best = list(filter(None, (each.best_trial(ranking.mode) for each in configurations)))
     keys = dict.fromkeys(key for each in configurations for key in each.values if key not in ranking.constant_keys)
     names = short_names(list(keys))
     rows = [["", *("best" if place == 1 and not ranking.front else f"{place}." for place in shown)]]

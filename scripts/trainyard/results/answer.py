@@ -79,7 +79,7 @@ def _describe_deciding_trials(state: History, ranking: Ranking, alike: Sequence[
     which = f"the {len(chosen)} that may be the best" if ranking.evidence else f"the first {len(chosen)}"
     count = MORE_SEEDS * len(chosen) * len(sweep.averaged)
     records = [state.record(trial.trial) for each in chosen for trial in each.trials]
-    results = [result for record in records if (result := record.result)]
+    results = list(filter(None, (record.result for record in records)))
     seconds = [record.seconds for record in records if record.result and record.seconds]
     minutes = count * statistics.mean(seconds or [0.0]) * state.sweep.slots.units_per_trial / 60
     on_cpus = sweep.slots.has_gpus and all(each.location.device == "cpu" for each in results)

@@ -96,7 +96,7 @@ def _check_enough_succeeded(state: History, failed: Sequence[Attempt]) -> None:
         return
     if not failed:
         if budget := state.describe_budget():
-            broken = [last for record in state.records if record.has_failed and (last := record.last)]
+            broken = list(filter(None, (record.last for record in state.records if record.has_failed)))
             if not broken:
                 return
             why = f"{len(broken)} failed; {describe_failure(broken[-1])}"

@@ -499,7 +499,7 @@ def _describe(configuration: Configuration, ranking: Ranking) -> str:
 
 def _describe_incomplete(configuration: Configuration, ranking: Ranking) -> str:
     """That trials of a configuration ended before their end, as the end of a sentence; "" if none did."""
-    ends = [progress for each in configuration.trials if (progress := ranking.incomplete.get(each.trial))]
+    ends = list(filter(None, (ranking.incomplete.get(trial.trial) for trial in configuration.trials)))
     if not ends:
         return ""
     trials = "it" if len(configuration.trials) == 1 else count_of(len(ends), "trial")

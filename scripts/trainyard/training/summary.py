@@ -63,8 +63,11 @@ def _summary(trainer: Trainer, probe: WarmUpResult | None, steady: SteadySteps |
     allocation = slurm_allocation.current_allocation()
     kept = ("train_loss", "train_accuracy", "val_loss", "val_accuracy", *history[-1].metrics)
     names = ("images_per_second", "step_ms_p50", "step_ms_p95", "data_wait_fraction", "epoch_start_seconds")
-    values = {name: [value for row in history if (value := row.value(name)) is not None] for name in names}
-    medians: dict[str, Any] = {name: statistics.median(each) if each else None for name, each in values.items()}
+    medians = dict[str, Any]()
+    for name in names:
+        values = [row.value(name) for row in history]
+        measured_values = [value for value in values if value is not None]
+        medians[name] = statistics.median(measured_values) if measured_values else None
     measured: dict[str, Any] = {"measured_steps": trainer.steps * len(history), "measured_in": TRAINING}
     if steady:
         times = asdict(steady)
