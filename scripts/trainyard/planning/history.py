@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -232,6 +233,11 @@ class History:
     # ---- saved outputs that must be read again
 
     @cached_property
+    def first_epoch(self) -> float:
+        """The lowest epoch with which a trial began; infinite without any."""
+        return min((record.first_epoch for record in self.records), default=math.inf)
+
+    @cached_property
     def metrics_digest(self) -> str:
         """The digest of the present `metrics` and `complete`."""
         return metrics_digest(self.sweep.program_metrics, self.sweep.completion)
@@ -380,6 +386,11 @@ class TrialRecord:
     def epochs_of(self, attempt: Attempt) -> list[Row]:
         """Metrics of each epoch of an attempt, after the epochs of the attempts that it continued."""
         return whole_epochs(self.attempts, attempt)
+
+    @property
+    def first_epoch(self) -> float:
+        """The first epoch that the trial reported, in whichever attempt; infinite without any."""
+        return min((row.get("epoch", math.inf) for each in self.attempts for row in each.epochs[:1]), default=math.inf)
 
     def continued_by(self, attempt: Attempt) -> list[Attempt]:
         """The attempts that an attempt has continued from a checkpoint, the latest first."""

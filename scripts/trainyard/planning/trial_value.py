@@ -30,6 +30,7 @@ class TrialWork:
     ended_by_patience: bool = False  # in Trainyard's own loop, or a fit of trees
     best_round: float | None = None  # of a fit of trees that ended so: the last round of the model that it kept
     units: Mapping[str, str] = field(default_factory=dict)  # of its metrics; "" for those without
+    began_late_at: float | None = None  # its first epoch, if others began with an earlier one
     hidden_error: str = ""  # at the end of its output, although it succeeded
     began_again_after: float | None = None  # the epoch before it reported its first one again, as a further training
 
@@ -205,6 +206,7 @@ def work_of(state: History, attempt: Attempt) -> TrialWork:
         ended_by_patience=early_end(spec, attempt.metrics) is not None,
         best_round=best_round,
         units=units,
+        began_late_at=record.first_epoch if state.first_epoch < record.first_epoch < math.inf else None,
         hidden_error=hidden_error,
         began_again_after=next(filter(None, map(_find_new_beginning, tries)), None) if has_order else None,
     )

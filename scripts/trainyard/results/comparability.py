@@ -48,6 +48,7 @@ def describe_work(work: Mapping[str, TrialWork], settings: Mapping[str, Values],
     return [
         *_describe_units(work),
         *_describe_incomplete(incomplete, len(work)),
+        *_describe_late_beginnings(work),
         *_describe_hidden_errors(work),
         *_describe_epochs(work, settings, incomplete),
         *_describe_new_beginnings(work, score),
@@ -83,6 +84,17 @@ def _describe_incomplete(incomplete: Mapping[str, Progress], total: int) -> list
     are = "is not complete: its program" if len(incomplete) == 1 else "are not complete: their programs"
     ended = f"{len(incomplete)} of {count_of(total, 'finished trial')} {are} ended early with exit code 0, {named}"
     return [f"{ended}; `complete` says when they are, and they go on until then"]
+
+
+def _describe_late_beginnings(work: Mapping[str, TrialWork]) -> list[str]:
+    """That trials began with a later epoch than others: they may have resumed from what another trial has saved."""
+    found = {name: each.began_late_at for name, each in work.items() if each.began_late_at is not None}
+    if not found:
+        return []
+    trial, epoch = next(iter(found.items()))
+    began = f"{len(found)} of {count_of(len(work), 'finished trial')} began with a later epoch than others"
+    resumed = f"as trial {trial} with epoch {epoch:.6g}: it may have resumed from the checkpoint of another trial"
+    return [f"{began}, {resumed}; let the program save in its own folder, `{{trial_dir}}`"]
 
 
 def _describe_hidden_errors(work: Mapping[str, TrialWork]) -> list[str]:

@@ -51,6 +51,31 @@ def test_the_answer_names_the_last_epoch_and_the_better_ones_before(project):
     assert describe_finished_work(state) == []
 
 
+# It resumes by itself from a folder that all trials share, and the first trial fails.
+SHARED = """
+import pathlib, sys
+state = pathlib.Path("last.txt")
+first = int(state.read_text()) + 1 if state.exists() else 1
+for epoch in range(first, 7):
+    print(f"epoch {epoch} acc {epoch / 10}", flush=True)
+    state.write_text(str(epoch))
+    if epoch == 3 and first == 1:
+        sys.exit("it failed")
+"""
+
+
+def test_a_trial_that_resumes_from_the_checkpoint_of_another_is_said(project):
+    (project.folder / "train.py").write_text(SHARED)
+    pattern = "epoch (?P<epoch>{number}) acc (?P<acc>{number})"
+    keys = {"command": "python train.py {lr} > >(tee {trial_dir}/log)", "grid": {"lr": [1, 2]}, "slots": {"cpus": 1}}
+    options = {"metrics": {"pattern": pattern}, "retries": 0, "max_failed_fraction": 1}
+    state = ran(project, "", "shared", **keys, **options)
+    said = [line for line in describe_finished_work(state) if "began with a later epoch" in line]
+    assert len(said) == 1
+    assert said[0].startswith("1 of 1 finished trial began with a later epoch than others, as trial ")
+    assert "with epoch 4: it may have resumed from the checkpoint of another trial" in said[0]
+
+
 def test_programs_that_end_early_by_themselves_are_said_to_have_different_numbers_of_epochs(project):
     state = ran(project, "03-best-epoch-not-last", "early")
     first, different, equal, _ = describe_ranking(rank_sweep(state))
