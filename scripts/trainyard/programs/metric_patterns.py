@@ -43,6 +43,7 @@ class PatternParser:
     ) -> None:
         """`ranks`: how many processes may print the same line; `hold_first_row`: as in `MetricsCollector`."""
         self._patterns = patterns
+        self._signed = [_with_signs(pattern) for pattern in patterns]
         self._notes = notes
         self._groups = {name for pattern in patterns for name in pattern.groupindex}
         self._labels = RankLabels(notes)
@@ -57,8 +58,16 @@ class PatternParser:
         """Search a line with all patterns."""
         line = line.strip()
         for place, pattern in enumerate(self._patterns):
-            for match in _matches(pattern, line):
+            matches = _matches(pattern, line)
+            for match in matches:
                 self._add_match(place, match)
+            signed = self._signed[place]
+            if signed and not matches and (missed := signed.search(line)):
+                for name, text in missed.groupdict().items():
+                    if text and _SIGNED.fullmatch(text):
+                        written = pattern.pattern.replace(NUMBER, "{number}")
+                        problem = f"the pattern {written} does not match {text} for {name}"
+                        self._notes.refuse(name, f"{problem}: write (?P<{name}>{{number}})")
 
     def _add_match(self, place: int, match: "re.Match[str]") -> None:
         names = [name for name, value in match.groupdict().items() if value is not None]
@@ -134,6 +143,19 @@ class PatternParser:
     def _close_row(self) -> None:
         self._rows.append(self._open)
         self._open = {}
+
+
+_SIGNED: Final = re.compile(rf"[-{MINUS}]\d[\d.eE+-]*|(?i:[-+]?(?:nan|inf(?:inity)?)\b)")
+_OWN_CLASS: Final = re.compile(r"\(\?P<(?P<name>\w+)>(?P<digits>(?:[^()\[\\]|\\.|\[(?:[^\]\\]|\\.)+\])+)\)")
+
+
+def _with_signs(pattern: re.Pattern[str]) -> re.Pattern[str] | None:
+    """The pattern whose groups of digits also match negative numbers and NaN; None if it has no such group."""
+    signed = _OWN_CLASS.sub(
+        lambda group: group[0] if _COUNTERS.search(group["name"]) else f"{group[0][:-1]}|{_SIGNED.pattern})",
+        pattern.pattern,
+    )
+    return re.compile(signed, pattern.flags) if signed != pattern.pattern else None
 
 
 def _matches(pattern: re.Pattern[str], line: str) -> list["re.Match[str]"]:

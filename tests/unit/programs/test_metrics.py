@@ -619,6 +619,26 @@ def test_a_pattern_that_finds_numbers_of_several_kinds_is_refused(tmp_path, patt
     assert (bool(found.latest), bool(found.unread)) == (not problem, bool(problem))
 
 
+@pytest.mark.parametrize(
+    ("pattern", "last", "missed"),
+    [(r"reward=(?P<n>[\d.]+)", "reward=-3.5", "-3.5"), (r"loss (?P<n>\d+\.\d+)", "loss nan", "nan"),
+     (r"loss (?P<n>[0-9.]+), acc", "loss -inf, acc 1", "-inf"), (r"(?P<step>\d+) a (?P<n>\d+)", "7 a -2e-5", "-2e-5"),
+     (r"loss (?P<n>-?\d+\.\d+)", "loss best", ""), (r"epoch (?P<epoch>\d+) (?P<n>[\d.-]+)", "epoch -1 2", ""),
+     (r"loss (?P<n>{number})", "loss - 3", "")],
+)  # fmt: skip
+def test_a_pattern_that_matches_no_negative_numbers_or_nan_is_refused_where_it_meets_one(
+    tmp_path, pattern, last, missed
+):
+    """The value before would count."""
+    found = reported(tmp_path, pattern=pattern)
+    for line in ("reward=2.5", "loss 2.5, acc 1", "6 a 2", "epoch 1 2.5", last):
+        found.add_line(line)
+    found.new_rows(final=True)
+    expected = {"n": f"the pattern {pattern} does not match {missed} for n: write (?P<n>{{number}})"} if missed else {}
+    assert found.unread == expected
+    assert ("n" in found.latest) == (not missed)
+
+
 @pytest.mark.parametrize("word", ["mean", "std", "best"])
 def test_a_row_of_a_summary_is_not_taken_for_the_last_one(tmp_path, word):
     found = reported(tmp_path, file="m.csv")
