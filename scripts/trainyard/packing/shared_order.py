@@ -24,7 +24,6 @@ from trainyard.planning.journal import (
     BudgetReached,
     Ended,
     Journal,
-    Left,
     Location,
     Released,
     Started,
@@ -76,15 +75,13 @@ class SharedOrder:
         self._run = run_of_snakemake(state)
         # By trial that had ended before: its last attempt. Clocks of nodes may differ.
         self._ended_before = {trial: fold.last_attempt(trial) for trial, _ in fold.attempts if fold.end_of(trial)}
-        self._opened: dict[str, None] = {}  # trials that may be claimed again, in order, since the last `take_changes`
-        self._taken = set[str]()  # those that others have claimed, or users cancelled, since
+        self._taken = set[str]()  # trials that others have claimed since the last `take_changes`
         self._polled_at = time.monotonic()
         self._left_to_others = set[str]()
         self._started = set[AttemptKey]()  # attempts that have begun here
         self._places: dict[tuple[str, int | str], Location] = {}  # of other sessions' slots
         self.listener: Callable[[TrialEvent, Attempt], None] = lambda event, attempt: None
         self.note_added: Callable[[Sequence[str]], None] = lambda trials: None
-        self.cancelled = frozenset[str]()  # trials, by users
         self.is_held = False  # whether this session starts no trial: the sweep is paused, or has enough jobs
         self._configs = 0  # that were looked at
         self._reservations: list[Entry] = []  # claims of trials that are predicted and have not ended, of a budget
@@ -230,8 +227,6 @@ class SharedOrder:
             if self.is_held or not free or free[0] != trials[0] or seconds > self.seconds_in_budget():
                 return False
             if self._append(take=self._next_attempts(free), seconds=seconds):
-                for trial in free:
-                    self._opened.pop(trial, None)
                 return True
 
     def draw(self, choose: Callable[[], tuple[list[Suggested], str | None]], *, seconds: float = 0.0) -> str | None:
@@ -246,7 +241,7 @@ class SharedOrder:
             draws, trial = choose()
             take = self._next_attempts([trial] if trial else [])
             if not draws or self._append(take=take, draws=draws, seconds=seconds):
-                self._extend()
+                self.space.extend(self._fold.claims.draws)
                 return trial
 
     def _next_attempts(self, trials: Sequence[str]) -> dict[str, int]:
@@ -289,11 +284,6 @@ class SharedOrder:
         assert self._state.sweep.budget is not None
         self._journal.record(BudgetReached(budget=self._state.sweep.budget.model_dump()))
 
-    def _extend(self) -> None:
-        """Take up what was drawn since; what its author has not claimed may run in any job."""
-        if added := self._state.space.extend(self._fold.claims.draws):
-            self._opened |= dict.fromkeys(filter(self._is_free, added))
-
     def ended(self, trials: Sequence[str]) -> History | None:
         """The state now, if none of these trials runs, or may run again here; None otherwise."""
         if any(map(self._fold.is_claimed, trials)):
@@ -328,32 +318,19 @@ class SharedOrder:
         """Read what was recorded since."""
         entries = len(self._fold.claims.entries)
         events = self._fold.news()
-        over = set[str]()  # sessions that have ended
-        again = dict[str, None]()  # trials that may be free
         added = self._fold.claims.entries[entries:]
         for entry in added:
-            over |= entry.given_up.keys()
             if entry.session != self._session:
                 self._taken |= entry.take.keys()
-                again |= dict.fromkeys(entry.take)  # they may have been given back, which was read before
-                for trial in entry.take:
-                    self._opened.pop(trial, None)
         for session, event in events:
-            match event:
-                case Left():
-                    over.add(session)
-                case Released(trial=trial) | Ended(trial=trial, retried=True):
-                    again[trial] = None
-                case Started() if session != self._session:
+            if session != self._session and isinstance(event, TrialEvent):
+                if isinstance(event, Started):
                     self._places[session, event.slot] = event.location
-            if isinstance(event, TrialEvent) and session != self._session:
                 self._note(event)
         known = [*self._reservations, *(each for each in added if each.until)]
         self._reservations = [entry for entry in known if self._is_reserved(entry)]
         self._watch.only(self._others())
-        self._extend()
-        again |= dict.fromkeys(self._fold.claims.taken_by(over) if over else ())
-        self._opened |= dict.fromkeys(filter(self._is_free, again))
+        self.space.extend(self._fold.claims.draws)
         self._follow_requests()
 
     def _note(self, event: TrialEvent) -> None:
@@ -371,19 +348,12 @@ class SharedOrder:
     def _follow_requests(self) -> None:
         """Do what users have requested since, as far as it concerns which trials may be claimed."""
         requests = self._fold.claims.requests
-        space = self._state.space
-        self._taken |= requests.cancelled - self.cancelled
-        restored = self.cancelled - requests.cancelled
-        self.cancelled = frozenset(requests.cancelled)
-        added = list[str]()
         if len(requests.configs) > self._configs:
             self._configs = len(requests.configs)
-            if (sweep := self._find_sweep()) is not space.sweep:
+            if (sweep := self._find_sweep()) is not self.space.sweep:
                 added = self._state.grow(sweep)
                 log.info("the config has gained %s, which may run here, too", count_of(len(added), "trial"))
                 self.note_added(added)
-        again = (trial for trial in (*restored, *added) if not is_placeholder(trial))
-        self._opened |= dict.fromkeys(filter(self._is_free, again))
         most = self._state.sweep.slots.jobs if requests.jobs is None else requests.jobs
         has_enough = len(self._rivals()) >= most and len(self._ahead()) >= most
         is_held = bool(requests.paused_at) or has_enough
@@ -396,6 +366,11 @@ class SharedOrder:
             log.info("no trial starts here any more: enough other jobs work on the sweep")
         else:
             log.info("trials start here again")
+
+    @property
+    def cancelled(self) -> Set[str]:
+        """The trials that users have cancelled."""
+        return self._fold.claims.requests.cancelled
 
     @property
     def first(self) -> Set[str]:
@@ -428,19 +403,22 @@ class SharedOrder:
             return not is_predecessor or self._watch.sees_process(session)
         return life is Life.RUNS
 
-    def take_changes(self) -> tuple[set[str], list[Task]]:
-        """Trials that others have claimed or users cancelled since the last call, and tasks that may be claimed."""
-        taken = self._taken
+    def take_changes(self, waiting: Set[str]) -> tuple[Set[str], list[Task]]:
+        """The waiting trials that others have claimed or users cancelled, and the tasks of others that may be claimed.
+
+        One that others have claimed and given back is in both: its task has the attempts that are known now.
+        """
+        lost = waiting & (self._taken | self.cancelled)
         self._taken = set()
-        opened = self._opened
-        self._opened = {}
-        names = [name for name in opened if name in self._state.trials and self._is_free(name)]
-        if not names:
-            return taken, []
-        state = self.state_now()
-        for event, attempt in record_completed(self._journal, state, names):
+        names = self._open_trials(waiting - lost)
+        for event, attempt in record_completed(self._journal, self._state, names):
             self.listener(event, attempt)
-        return taken, [state.task(name) for name in names if state.record(name).end is None]
+        return lost, [self._state.task(name) for name in names if self._state.record(name).end is None]
+
+    def _open_trials(self, waiting: Set[str]) -> list[str]:
+        """The unfinished trials that may be claimed, without those that wait in the queue of this job."""
+        names = [name for name in self.state_now().unfinished if name not in waiting and not is_placeholder(name)]
+        return list(filter(self._is_free, names))
 
     def state_now(self) -> History:
         """The state of the sweep, with all attempts that are known now."""
@@ -456,12 +434,13 @@ class SharedOrder:
             return True
         return False
 
-    def await_others(self) -> None:
+    def await_others(self, waiting: Set[str] = frozenset()) -> None:
         """Wait until trials may be claimed again, or all sessions that have claimed others are known to run."""
         while True:
             self.refresh()
             self._give_up(Life.GONE, Life.ENDED, Life.SILENT)
-            if self._opened or all(self._watch.life_of(name) is Life.RUNS for name in self._claiming()):
+            is_known = all(self._watch.life_of(name) is Life.RUNS for name in self._claiming())
+            if is_known or self._open_trials(waiting):
                 return
             time.sleep(POLL_SECONDS)
 
@@ -507,7 +486,6 @@ class SharedOrder:
                 how = "gives no sign of life" if life is Life.SILENT else "has ended"
                 log.info("%s %s: other jobs may run its trials", self._watch.describe(name), how)
                 self._watch.forget(name)
-            self._opened |= dict.fromkeys(filter(self._is_free, self._fold.claims.taken_by(dead.keys())))
         self.refresh()
 
     def _given_up(self, session: str, *, is_gone: bool) -> GivenUp:

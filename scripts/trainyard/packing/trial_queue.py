@@ -47,6 +47,11 @@ class TrialQueue:
         return len(self._tasks) + self._undrawn + self._order.space.unchosen
 
     @property
+    def _names(self) -> set[str]:
+        """The trials whose tasks wait."""
+        return {task.trial for task in self._tasks}
+
+    @property
     def _undrawn(self) -> int:
         """How many configurations the search can still draw."""
         return self._run.search.remaining if self._run.search else 0
@@ -110,7 +115,8 @@ class TrialQueue:
         allowed = (trial for trial in others if self._may_run_here(trial, places, all_places))
         names = [task.trial, *islice(allowed, size - 1)]
         is_claimed = self._order.claim(names, seconds=self._most_seconds(task))
-        self._take_changes()
+        if not is_claimed:
+            self._take_changes()
         return is_claimed
 
     def _may_run_here(self, trial: str, places: Sequence[Location], all_places: Sequence[Location]) -> bool:
@@ -130,7 +136,8 @@ class TrialQueue:
         """
         has_looked = self._order.poll()
         has_drawn = self._repeat_best()
-        self._take_changes()
+        if has_looked or has_drawn:
+            self._take_changes()
         if has_looked and self._order.is_held:
             self._give_back(task.trial for task in self._tasks)
         return has_looked or has_drawn
@@ -141,7 +148,7 @@ class TrialQueue:
         For further seeds of the best, wait until those trials have ended.
         """
         while not self.is_closed:
-            self._order.await_others()
+            self._order.await_others(self._names)
             has_drawn = self._repeat_best()
             self._take_changes()
             if has_drawn or self._tasks or not self._order.space.unchosen or not self._order.describe_others():
@@ -153,13 +160,9 @@ class TrialQueue:
 
     def _take_changes(self) -> None:
         """Remove the tasks that other jobs have claimed or users have cancelled, and add those that may run again."""
-        taken, opened = self._order.take_changes()
-        if taken:
-            self._give_back(task.trial for task in self._tasks if task.trial in taken)
-            self._tasks = deque(task for task in self._tasks if task.trial not in taken)
-        if opened:
-            waiting = {task.trial for task in self._tasks}
-            self._tasks.extend(task for task in opened if task.trial not in waiting)
+        lost, opened = self._order.take_changes(self._names)
+        self._give_back(lost)
+        self._tasks = deque([*(task for task in self._tasks if task.trial not in lost), *opened])
 
     def _give_back(self, trials: Iterable[str]) -> None:
         """Give back those of these trials that this job has claimed, and will not start now."""

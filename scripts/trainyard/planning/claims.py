@@ -18,7 +18,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -269,7 +269,3 @@ class ClaimLog:
         self.read()
         while not self.append("", request=request):
             self.read()
-
-    def taken_by(self, sessions: Collection[str]) -> list[str]:
-        """The trials that these sessions have taken, and nobody since."""
-        return [trial for trial, take in self.owners.items() if take.session in sessions]

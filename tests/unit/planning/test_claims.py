@@ -369,7 +369,7 @@ def test_what_another_job_has_claimed_and_ended_since_is_not_claimed_again(write
     assert order_of(other).claim(trials[:2])
     other.start(trials[0]).finish(trials[0])
     assert not mine.claim(trials)
-    taken, opened = mine.take_changes()
+    taken, opened = mine.take_changes(set(trials))
     assert (taken, opened) == (set(trials[:2]), [])
     assert mine.claim(trials[2:])
 
@@ -383,7 +383,7 @@ def test_what_is_given_back_before_its_claim_is_seen_is_open_once_it_is(tmp_path
     mine.refresh()
     hidden.rename(tmp_path / "claims")
     mine.refresh()
-    taken, opened = mine.take_changes()
+    taken, opened = mine.take_changes(set(trials))
     assert (taken, [task.trial for task in opened]) == ({trials[0]}, trials[:1])
 
 
@@ -424,7 +424,7 @@ def test_a_failed_attempt_leaves_its_trial_to_whoever_takes_it_first(write, orde
     assert other.standing(trials[0]) is Standing.TAKEN
     journal.finish(trials[0], status=TrialStatus.FAILED, error="x", retried=True)
     other.refresh()
-    assert [task.trial for task in other.take_changes()[1]] == trials[:1]
+    assert [task.trial for task in other.take_changes(set(trials[1:]))[1]] == trials[:1]
     assert mine.claim(trials[:1])
     assert mine.start(trials[0]) == 2
     assert not other.claim(trials[:1])
