@@ -110,9 +110,11 @@ class Observed:
         """The keys of a sweep with these metrics."""
         if not self.metrics:
             return {}
-        section: Any = self.metrics.model_dump(include={"file", "pattern", "sample"}, exclude_none=True)
         if self.metrics.is_wandb:
-            section = "wandb"
+            section: Any = "wandb"
+        else:
+            values = {key: getattr(self.metrics, key) for key in ("file", "pattern", "sample")}
+            section = {key: value for key, value in values.items() if value}
         return {"metrics": section, "metric": self.metric, "mode": guess_mode(self.metric)}
 
     @property
