@@ -41,6 +41,5 @@ def main(arguments: argparse.Namespace) -> int:
 if __name__ == "__main__":
     parser = command_line.build_parser(str(__doc__), example="--config config/config.yaml depth")
     parser.add_argument("sweeps", nargs="*", metavar="SWEEP", help="name in `sweeps` of the config (default: all)")
-    parser.add_argument("--profile", help=argparse.SUPPRESS)  # as `run` has it: this program needs none
     parser.add_argument(json_output.OPTION, action="store_true", help=json_output.HELP)
     command_line.run_program(main, parser.parse_args())

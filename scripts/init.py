@@ -124,8 +124,9 @@ def _read_script(path: Path, arguments: argparse.Namespace) -> tuple[str, list[s
     elif arguments.run:
         log.info("running %s in a temporary folder, for %g s at most (without: --no-run)", path, arguments.seconds)
         observed = observe(script, varied, arguments.seconds)
-    left = [line.splitlines()[0].removesuffix(", as in") for line in todos(script, varied, observed)]
-    return first_config(script, varied, observed), left
+    left = todos(script, varied, observed)
+    text = first_config(script, varied, observed, left)
+    return text, [line.splitlines()[0].removesuffix(", as in") for line in left]
 
 
 def _write(path: Path, text: str) -> None:

@@ -35,5 +35,4 @@ if __name__ == "__main__":
     parser = command_line.build_parser(str(__doc__), example="--config config/config.yaml")
     parser.add_argument("--watch", action="store_true", help="serve the page on this machine, and follow the sweeps")
     parser.add_argument("--port", type=int, default=0, help="of --watch (default: a free one)")
-    parser.add_argument("--profile", help=argparse.SUPPRESS)  # as `run` has it: the report needs none
     command_line.run_program(main, parser.parse_args())

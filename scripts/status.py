@@ -77,6 +77,5 @@ if __name__ == "__main__":
     parser.add_argument("--wait", action="store_true",
                         help="wait until all sweeps have ended; exit with 1 if one has failed")  # fmt: skip
     parser.add_argument("--every", type=float, default=2.0, metavar="S", help="seconds between updates (default: 2)")
-    parser.add_argument("--profile", help=argparse.SUPPRESS)  # as `run` has it: this program needs none
     parser.add_argument(json_output.OPTION, action="store_true", help=json_output.HELP)
     command_line.run_program(main, parser.parse_args())

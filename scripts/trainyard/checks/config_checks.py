@@ -20,11 +20,11 @@ from trainyard.checks.program_checks import (
     check_program,
     check_source,
 )
-from trainyard.checks.script_checks import check_script_source
+from trainyard.checks.script_checks import check_script_source, find_started_by
 from trainyard.config.command_lines import LINE
 from trainyard.config.config import Config
 from trainyard.config.metric_names import TRAINING_METRICS, Mode, guess_mode
-from trainyard.config.placeholders import dotted_items
+from trainyard.config.placeholders import TRIAL_DIR, dotted_items
 from trainyard.config.scaling import ScriptScaling, TrainScaling
 from trainyard.config.sweep import CommandSweep, ProgramSweep, Sweep, TrainSweep
 from trainyard.config.train import BUILT_IN_MODEL_ARGS
@@ -138,8 +138,8 @@ def _check_folder(checked: CheckedStudy[CommandOptions]) -> Iterator[Finding]:
         count = study.run_count
     if count < 2 or "workdir" in study.model_fields_set or own & study.used_names:
         return
-    if "TRAINYARD_TRIAL_DIR" not in str(study.started_command):
-        folder = "`$TRAINYARD_TRIAL_DIR`" if LINE in study.used_names else f"`{{{sorted(own)[-1]}}}`"
+    if not find_started_by(study).mentions(TRIAL_DIR):
+        folder = f"`${TRIAL_DIR}`" if LINE in study.used_names else f"`{{{sorted(own)[-1]}}}`"
         message = f"{count} {what} run in one folder, and may overwrite each other's files"
         own_folder = "`workdir: trial`, with absolute paths of its inputs"
         remedy = f"let the program write to {folder}, or set {own_folder}; `keep` if it writes none"
@@ -151,7 +151,7 @@ def _check_completing_file(checked: CheckedStudy[CommandOptions]) -> Iterator[Fi
     study = checked.study
     folder = max(checked.study.own_folders)
     file = study.complete.file if study.complete else None
-    has_folder = folder in study.used_names or "TRAINYARD_TRIAL_DIR" in str(study.started_command)
+    has_folder = folder in study.used_names or find_started_by(study).mentions(TRIAL_DIR)
     if file and study.workdir == "keep" and not has_folder:
         message = f"{file} counts in {{{folder}}} alone, which the command does not name"
         yield Finding(f"{checked.place}.complete.file", "warns", message, f"let the program write it to {{{folder}}}")

@@ -31,6 +31,7 @@ from trainyard.cluster.slurm_queries import controller_settings
 from trainyard.config.config import Config
 from trainyard.config.load import check_config
 from trainyard.config.metric_names import is_counter, is_timing
+from trainyard.config.placeholders import TRIAL_DIR
 from trainyard.config.sweep import Sweep
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import Trial, trials_to_check
@@ -299,7 +300,7 @@ class _Drill:
 
         def ends(launch: Launch) -> bool:
             if saves.look():
-                kill_tree(str(runs.trial_folder), variable="TRAINYARD_TRIAL_DIR")
+                kill_tree(str(runs.trial_folder), variable=TRIAL_DIR)
                 return True
             return is_late(launch)
 

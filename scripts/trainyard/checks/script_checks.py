@@ -42,7 +42,7 @@ def check_script_source(checked: CheckedStudy[CommandOptions]) -> Iterator[Findi
     """
     study = checked.study
     place = f"{checked.place}.{study.command_key}"
-    started = _find_started(study)
+    started = find_started_by(study)
     absent = list[tuple[str, Finding]]()
     for path, is_certain, where in started.absent:
         is_sure = is_certain and checked.absent == "fails"
@@ -73,7 +73,7 @@ def _unread(place: str, path: Path) -> Finding:
     return Finding(place, "ok", f"{path} is there")
 
 
-def _find_started(study: Study) -> CommandContents:
+def find_started_by(study: Study) -> CommandContents:
     """What the command of a study starts, or the lines of its file of commands."""
     return find_started(study.started_command or "", Path(), file=study.command_file)
 
@@ -91,13 +91,13 @@ def named_signals(study: Study) -> list[str]:
     """The other signals than its `stop_signal` that the scripts of a study name."""
     if not isinstance(study, CommandOptions):
         return []
-    started = _find_started(study)
+    started = find_started_by(study)
     return [name for name in find_named_signals(started, read_started(started)) if name != study.stop_signal]
 
 
 def describe_spoiled_results(study: Study) -> list[str]:
     """What the scripts of a study do that makes its results other ones than its config says: a line each."""
-    started = _find_started(study)
+    started = find_started_by(study)
     spoils = [each for each in find_problems(started, read_started(started)) if concerns(study, each)]
     topics = ("background", "gpu", "settings", "wandb")
     return [f"warning: {each.where}: {each.message}" for each in spoils if each.topic in topics]

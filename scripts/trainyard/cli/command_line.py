@@ -40,8 +40,11 @@ def build_parser(description: str, *, example: str, reads_config: bool = True) -
         description=description,
         epilog=f"example: {call} {example}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        conflict_handler="resolve",
     )
     if reads_config:
+        # As `run` has it: a program that needs none ignores it, and the others have their own.
+        shared.add_argument("--profile", help=argparse.SUPPRESS)
         shared.add_argument("--config", type=Path, default=DEFAULT_CONFIG, metavar="FILE",
                             help=f"config file, YAML or JSON (default: {DEFAULT_CONFIG})")  # fmt: skip
         shared.add_argument("--results", type=Path, default=Path("results"), metavar="DIR",

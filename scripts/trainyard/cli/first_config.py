@@ -238,8 +238,8 @@ def _stop_signal(script: Script) -> str:
     return of_user[0] if len(of_user) == 1 and "TERM" not in handled else ""
 
 
-def first_config(script: Script, varied: Varied, observed: Observed) -> str:
-    """The text of a config with one sweep."""
+def first_config(script: Script, varied: Varied, observed: Observed, left: Sequence[str]) -> str:
+    """The text of a config with one sweep; `left` is what is left to do."""
     command = build_command(script, varied)
     in_own_folder = observed.writes_here or "{trial_dir}" not in command
     if in_own_folder:
@@ -262,7 +262,7 @@ def first_config(script: Script, varied: Varied, observed: Observed) -> str:
         notes += [f"`metrics`, `metric` and `mode` are a guess: {observed.guess}. Correct them if it is wrong."]
     if name:
         notes += [f"`stop_signal`: {script.path} handles SIG{name}, and not SIGTERM."]
-    notes += [f"TODO: {line}" for line in todos(script, varied, observed)]
+    notes += [f"TODO: {line}" for line in left]
     comments = "".join(f"# {line}\n" for note in notes for line in note.splitlines())
     study = re.sub(r"\W+", "_", script.path.stem) or "sweep"
     text = comments + write_yaml({"sweeps": {study: sweep}})

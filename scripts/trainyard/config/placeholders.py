@@ -25,6 +25,7 @@ PLACEHOLDER: Final = re.compile(
     rf"(?<!\$)\{{(args:[a-z]+|{_NAME}|(?=[^{{}}]*[A-Za-z_]){_TERM}(?:(?: ?(?:\*\*?|//?|\+) ?| - ){_TERM})+)\}}"
 )
 SHELL: Final = "bash"  # dash, the `sh` of Debian, has no pipefail
+TRIAL_DIR: Final = "TRAINYARD_TRIAL_DIR"  # the variable with the folder of a trial
 # Placeholders that a command may use beside its arguments, with a value of their type.
 TRIAL_PLACEHOLDERS: Final[Mapping[str, Any]] = {
     "trial_dir": "", "trial": "", "attempt": 1, "resume_from": "", "dataset": "", "cpus": 1

@@ -72,8 +72,9 @@ def prepared_nodes(
                 is_running = reader.read_lines(POLL_SECONDS)[1]
                 ready = sorted(Path(folder).glob("*.after"))
             if len(ready) < nodes:
-                error = f"{describe_exit(process.wait())}; the end of {output}:\n{reader.tail()}"
-                raise UserError(f"`setup` failed, and nothing was started: {error}")
+                error = f"`setup` failed, and nothing was started: {describe_exit(process.wait())}"
+                tail = reader.tail()
+                raise UserError(f"{error}; the end of {output}:\n{tail}" if tail else f"{error}; it printed nothing")
             reader.stop_reading()  # what runs in the background would wait once the queue is full
             yield {host.short_name(path.stem): _new_variables(path) for path in ready}
         finally:

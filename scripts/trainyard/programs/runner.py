@@ -21,7 +21,7 @@ from trainyard.cluster import host
 from trainyard.cluster.job_script import SRUN_ENDED
 from trainyard.cluster.slurm_allocation import JOB_OF_TRIAL
 from trainyard.cluster.stop_request import GENTLE_SIGNAL, StopRequest
-from trainyard.config.placeholders import build_argv, insert_resume_option
+from trainyard.config.placeholders import TRIAL_DIR, build_argv, insert_resume_option
 from trainyard.config.trial_status import WITH_RESULT, TrialStatus
 from trainyard.config.user_programs import GRACE_SECONDS, UserProgram, checkpoints_of, digest_of_code, metrics_digest
 from trainyard.programs.metric_rows import Row
@@ -344,7 +344,7 @@ def trial_environment(
     modules = module_path(start, inherited) if start else {}
     if first := inherited.get(FIRST_MODULES):
         modules = module_path(Path(first), inherited | modules)
-    added = {"TRAINYARD_TRIAL": trial, "TRAINYARD_TRIAL_DIR": str(folder), "PYTHONUNBUFFERED": "1"}
+    added = {"TRAINYARD_TRIAL": trial, TRIAL_DIR: str(folder), "PYTHONUNBUFFERED": "1"}
     return inherited | modules | added | thread_variables(cpus, inherited)
 
 

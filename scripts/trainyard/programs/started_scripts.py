@@ -65,6 +65,12 @@ class CommandContents:
     absent: tuple[tuple[str, bool, str], ...]  # scripts that are not there, whether the command starts them, and where
     file: Path | None = None  # of commands
 
+    def mentions(self, name: str) -> bool:
+        """Whether a line of the command, or of a script that it starts, has this text."""
+        texts = [line.text for line in self.lines]
+        texts += [script.path.read_text(encoding="utf-8", errors="replace") for script in self.scripts]
+        return any(name in text for text in texts)
+
 
 class _SimpleCommand(NamedTuple):
     """A command of a shell, without keywords before it, and the variables that it sets."""

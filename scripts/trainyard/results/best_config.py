@@ -10,7 +10,7 @@ from typing import Any, Final, TypeGuard
 
 from trainyard.config.config import Config
 from trainyard.config.parser import write_yaml
-from trainyard.config.placeholders import GPUS, PORT, build_argv, find_placeholders, insert_resume_option
+from trainyard.config.placeholders import GPUS, PORT, TRIAL_DIR, build_argv, find_placeholders, insert_resume_option
 from trainyard.config.scaling import split_scale, study_of_trial
 from trainyard.config.settings import SETTINGS
 from trainyard.config.sweep import CommandSweep, Sweep, TrainSweep
@@ -37,7 +37,6 @@ _OF_SEVERAL: Final = ("grid", "trials", "sample", "search", "stop", "cost", "goa
                       "repeats", "repeat_best", "budget", "objectives", "constraints")  # fmt: skip
 _STUDIES: Final = ("datasets", "sweeps", "scaling")
 _FREE_PORT: Final = 29500  # torch's default
-_TRIAL_DIR: Final = "TRAINYARD_TRIAL_DIR"  # the variable with the folder of a trial
 _MAX_NAME: Final = 64  # characters of the name of a study
 _AT_ONCE: Final = 0.05  # seconds between the reports that a driver reads together, at most
 
@@ -121,13 +120,10 @@ def list_commands(state: History, trial: str) -> list[str]:
         command = resolve_program_paths(command, Path.cwd())
     argv = build_argv(command, arguments, placeholders, switch_of=switch_of)
     line = argv[-1].strip() if isinstance(command, str) else shlex.join(argv)
-    started = find_started(line, Path.cwd())
-    texts = [each.text for each in started.lines]
-    texts += [each.path.read_text(encoding="utf-8", errors="replace") for each in started.scripts]
-    reads_folder = any(_TRIAL_DIR in text for text in texts)
+    reads_folder = find_started(line, Path.cwd()).mentions(TRIAL_DIR)
     needs_folder = sweep.has_workdirs or reads_folder or "trial_dir" in find_placeholders(command)
     before = [f"mkdir -p {shlex.quote(folder)}"] if needs_folder else []
-    before += [f"export {_TRIAL_DIR}={shlex.quote(folder)}"] if reads_folder else []
+    before += [f"export {TRIAL_DIR}={shlex.quote(folder)}"] if reads_folder else []
     if sweep.has_workdirs:
         before += [f"cd {shlex.quote(folder)}", f'export PYTHONPATH={shlex.quote(str(Path.cwd()))}:"$PYTHONPATH"']
     if sweep.setup:  # it may end with a comment, and change the folder

@@ -8,7 +8,7 @@ import signal
 import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -69,6 +69,15 @@ STOPPED: Final = f"the script was ended by a signal: {CONTINUES}"
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class _Session:
+    """What all launches of a run have: the lock of its folder, what `setup` has set, and the request to stop."""
+
+    folder_lock: Hold
+    variables: Mapping[str, Variables]  # by node
+    stop_request: StopRequest
+
+
 class UserScript:
     """The script of a study at one scale; `run` is the scale, such as `1x2` or `1x2/repeat-2`."""
 
@@ -111,7 +120,7 @@ class UserScript:
                 ):
                     stop_request = stop_request_of_signals()
                     signal.signal(signal.SIGINT, stop_request.make)
-                    launched = self._launch_until_complete(folder_lock, variables, stop_request)
+                    launched = self._launch_until_complete(_Session(folder_lock, variables, stop_request))
             self._write_results(launched)
 
     def _write_results(self, launched: ParsedOutput | None) -> None:
@@ -171,9 +180,7 @@ class UserScript:
         given = check_allocation(self._run, slurm_allocation.current_allocation())
         return srun_command(given.nodes, 1, cpus=given.cpus_per_node) if given else []
 
-    def _launch_until_complete(
-        self, folder_lock: Hold, variables: Mapping[str, Variables], stop_request: StopRequest
-    ) -> ParsedOutput:
+    def _launch_until_complete(self, session: _Session) -> ParsedOutput:
         """Launch the script until it is complete.
 
         Raises:
@@ -181,7 +188,7 @@ class UserScript:
         """
         pieces = list[Piece]()
         saved = ""
-        while (launched := self._launch(folder_lock, variables, stop_request)) is None or launched.incomplete:
+        while (launched := self._launch(session)) is None or launched.incomplete:
             if launched is None:
                 continue
             newest = checkpoint_digest(self._out, find_checkpoint(self._out, self._study.checkpoint))
@@ -192,9 +199,7 @@ class UserScript:
             log.info("%s: %s; it goes on", self._run, launched.incomplete)
         return launched
 
-    def _launch(
-        self, folder_lock: Hold, variables: Mapping[str, Variables], stop_request: StopRequest
-    ) -> ParsedOutput | None:
+    def _launch(self, session: _Session) -> ParsedOutput | None:
         """Run the script from the latest checkpoint that it has not failed to resume from.
 
         Returns what this launch has reported, without the rows unless it is not complete. None if it failed on a
@@ -205,14 +210,14 @@ class UserScript:
         study = self._study
         launches = self._launches
         allocation = slurm_allocation.current_allocation()
-        if stop_request.is_made:
+        if session.stop_request.is_made:
             raise UserError(STOPPED)
         with (
             tempfile.TemporaryDirectory(prefix=".rendezvous-", dir=self._folder.absolute()) as meeting,
             host.reserved_port() as port,
         ):
             kept = find_checkpoint(self._out, study.checkpoint, bad=launches.failed_checkpoints())
-            line = self._command(self._out / kept.name if kept else None, meeting, port, variables)
+            line = self._command(self._out / kept.name if kept else None, meeting, port, session.variables)
             if kept is None:  # of other runs, which may have been on other nodes
                 shutil.rmtree(self._folder / "telemetry", ignore_errors=True)
             log.info("launching: %s", " ".join(line))
@@ -228,7 +233,7 @@ class UserScript:
                     hold_first_row=False,
                 )
                 launches.add_kept(metrics.new_rows())
-                end = self._monitor(line, metrics, folder_lock, Path(meeting), stop_request, before=before)
+                end = self._monitor(line, metrics, Path(meeting), session, before=before)
                 if problem := rendezvous.problem(Path(meeting)):
                     raise UserError(problem)
                 if end.error.startswith(INCOMPLETE):
@@ -319,9 +324,8 @@ class UserScript:
         self,
         line: list[str],
         metrics: MetricsCollector,
-        folder_lock: Hold,
         meeting: Path,
-        stop_request: StopRequest,
+        session: _Session,
         *,
         before: float,
     ) -> TrialEnded:
@@ -341,12 +345,12 @@ class UserScript:
             environment=environment,
             output=self._launches.output,
             metrics=metrics,
-            folder_lock=folder_lock,
+            folder_lock=session.folder_lock,
             earlier_outputs=tuple(reversed(self._launches.earlier_outputs)),
             deadline=deadline - study.grace_seconds,
             grace_seconds=study.grace_seconds,
             stop_signal="USR1",  # to `node_step`, which sends that of the script to the launcher
-            stop_request=stop_request,
+            stop_request=session.stop_request,
             on_line=lambda text: log.info("%s", text),
             overdue_code=step.overdue_code if line[0] == "srun" else None,
         )

@@ -61,6 +61,7 @@ def test_what_setup_starts_may_print_more_than_is_read(tmp_path):
         ),
         ("echo bad disk; false | cat\ntrue", "exit code 1; .*\nbad disk"),
         ("kill -9 $$", "killed by SIGKILL"),
+        ("false", "exit code 1; it printed nothing$"),
     ],
 )
 def test_setup_that_fails_is_an_error_with_the_end_of_its_output_and_is_torn_down(tmp_path, setup, message):

@@ -32,7 +32,8 @@ def written(tmp_path, *options, observed=NOTHING, uses_hydra=False):
     """The sweep that is written for a script with these options, after it was checked as a config."""
     script = Script(Path("train.py"), options, library="hydra" if uses_hydra else "")
     path = tmp_path / "trainyard.yaml"
-    path.write_text(first_config(script, varied_options(script), observed))
+    varied = varied_options(script)
+    path.write_text(first_config(script, varied, observed, todos(script, varied, observed)))
     content = read_file(path)
     check_config(content)
     return content["sweeps"]["train"]
@@ -136,7 +137,8 @@ def test_the_only_signal_that_a_script_handles_is_its_stop_signal(tmp_path, monk
     path = Path("train.py")
     path.write_text("".join(map(HANDLES.format, handled)))
     script = Script(path, (LR,), source=read_source(path))
-    text = first_config(script, varied_options(script), NOTHING)
+    varied = varied_options(script)
+    text = first_config(script, varied, NOTHING, todos(script, varied, NOTHING))
     assert yaml.safe_load(text)["sweeps"]["train"].get("stop_signal") == name
     assert ("which a trial gets only with `stop_signal: USR1`" in text) == (handled == ["USR1", "TERM"])
 

@@ -60,6 +60,14 @@ def test_the_scripts_of_the_lines_are_checked(folder):
     assert any(verdict == "warns" and "2 trials run in one folder" in message for verdict, message in found)
     found = check_use(sweep_of(folder, "python train.py > $TRAINYARD_TRIAL_DIR/a\necho\n"), folder)
     assert not any("one folder" in each.message for each in found)
+    (folder / "own.py").write_text("import os\nopen(os.environ['TRAINYARD_TRIAL_DIR'] + '/done', 'w')\n")
+    found = check_use(sweep_of(folder, "python own.py 1\npython own.py 2\n", complete={"file": "done"}), folder)
+    assert not any("one folder" in each.message or "counts in" in each.message for each in found)
+    found = check_use(sweep_of(folder, "# $TRAINYARD_TRIAL_DIR\necho 1\necho 2\n", complete={"file": "done"}), folder)
+    assert [each.name for each in found if each.verdict == "warns"][1:] == [
+        "sweeps.s.workdir",
+        "sweeps.s.complete.file",
+    ]
 
 
 def test_a_finding_names_the_first_line_where_it_is(folder):
