@@ -63,6 +63,7 @@ class Settings(Section):
     def check(self, args: Mapping[str, Any], named: Collection[str]) -> None:
         """Raise a PydanticCustomError if the file has no place for an argument that is not among those `named`."""
         content, absent = self._fill(args)
+        self._check_aliases({key for key, _ in dotted_items(args)})
         for key, _ in unnamed_items(dict.fromkeys(absent), named):
             known = [name for name, _ in dotted_items(self.content)]
             hint = suggest(key, [name for name in known if name.endswith(f".{key}")] or known)
@@ -74,6 +75,17 @@ class Settings(Section):
                 is_same = False
             if not is_same:
                 raise invalid("null, dates, nan and inf cannot be written as TOML here: use YAML, or other values")
+
+    def _check_aliases(self, given: set[str]) -> None:
+        """Raise a PydanticCustomError if a value that is given has an anchor, and one of its aliases is not given."""
+        places = dict(dotted_items(self.content)) if self._suffix in (".yaml", ".yml") and self.text else {}
+        for key in given & places.keys():
+            value = places[key]
+            is_node = isinstance(value, list) or hasattr(value, "style")  # equal numbers may be one object, too
+            first, *aliases = [name for name, other in places.items() if other is value]
+            left = [name for name in aliases if name not in given]
+            if is_node and key == first and left:
+                raise invalid(f"{self.file}: {key} has an anchor, and {left[0]} would keep its value: give both")
 
     def write(self, folder: Path, args: Mapping[str, Any]) -> str:
         """Write the file of a trial with these arguments in its folder; returns its path."""

@@ -128,6 +128,29 @@ def test_another_base_makes_other_trials_and_is_what_all_jobs_of_a_run_have(fold
     assert in_job.sweeps["s"].spec_content != anew.sweeps["s"].spec_content
 
 
+@pytest.mark.parametrize(
+    ("text", "keys", "left"),
+    [
+        ("lr: &lr 0.1\noptimizer: {lr: *lr}\n", ["lr"], "optimizer.lr"),
+        ("lr: &lr 0.1\noptimizer: {lr: *lr}\n", ["optimizer.lr"], ""),
+        ("lr: &lr 0.1\noptimizer: {lr: *lr}\n", ["lr", "optimizer.lr"], ""),
+        ("base: &base {lr: 0.1, size: 1}\ntrain: {<<: *base, size: 2}\n", ["base.lr"], "train.lr"),
+        ("base: &base {lr: 0.1, size: 1}\ntrain: {<<: *base, size: 2}\n", ["base.size", "train.lr"], ""),
+        ("a: &a [1]\nb: *a\n", ["a"], "b"),
+        ("a: 1\nb: 1\nc: !!int 1\nd: !!int 1\ne: ~\nf: ~\n", ["a", "c", "e"], ""),
+    ],
+)
+def test_a_value_with_an_anchor_is_refused_if_its_aliases_would_keep_theirs(folder, text, keys, left):
+    """Who edits the file by hand changes them, too."""
+    (folder / "base.yaml").write_text(text)
+    grid = {key: [1, 2] for key in keys}
+    if not left:
+        sweep_of(grid=grid)
+        return
+    with pytest.raises(ConfigError, match=f"{keys[0]} has an anchor, and {left} would keep its value"):
+        sweep_of(grid=grid)
+
+
 def test_repeats_have_the_seed_of_the_arguments_in_the_file(folder):
     sweep = sweep_of(args={"seed": 7}, repeats=2)
     assert [written(folder, sweep, number)["seed"] for number in (0, 1)] == [7, 8]
