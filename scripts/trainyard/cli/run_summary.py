@@ -82,10 +82,12 @@ def read_jobs(workflow: Any, failures: Mapping[int, JobFailure] | None = None) -
         scale = scale or (number and f"job {int(number) + 1}")
         failure = failures.get(job.jobid) if failures and state == "failed" else None
         log = next(map(str, job.log), "")
-        if state == "failed" and not failure and _last_line(log) == INTERRUPTED:  # before Snakemake was, or it alone
+        if state == "failed" and not failure and _last_line(log) in interrupted:  # before Snakemake was, or it alone
             state = "interrupted"
         return RunJob(job.rule.name, name, scale, log, state, failure)
 
+    # After SIGTERM to all processes, a program that has logged nothing was still importing its modules.
+    interrupted = [INTERRUPTED, *[""] * bool(scheduler._user_kill)]
     needed = list(dag.needrun_jobs(exclude_finished=False))
     jobs = [read(job) for job in needed or dag.jobs]
     return sorted(jobs, key=lambda job: (job.rule, job.name, job.scale))

@@ -272,7 +272,7 @@ def test_a_training_can_be_trained_again_as_a_scaling_study(tmp_path, monkeypatc
 def ended_run(*jobs, touch=False):
     """A run of Snakemake whose jobs are done."""
     dag = SimpleNamespace(needrun_jobs=lambda exclude_finished: iter(jobs), finished=lambda each: True, jobs=())
-    settings, scheduler = SimpleNamespace(targets=set()), SimpleNamespace(failed=[], running=[])
+    settings, scheduler = SimpleNamespace(targets=set()), SimpleNamespace(failed=[], running=[], _user_kill=None)
     return SimpleNamespace(touch=touch, dag=dag, dag_settings=settings, scheduler=scheduler)
 
 
@@ -339,6 +339,10 @@ def test_a_program_that_was_interrupted_has_no_cause_to_correct(tmp_path):
     text = text_of(CONFIG, tmp_path, read_jobs(run), 9.0, False, ARGV)
     assert f"overview: {log} ends with: no space" in text
     assert "correct the cause, then go on" in text
+    log.write_text("")  # as of a program that still imported its modules
+    assert f"overview: see {log}" in text_of(CONFIG, tmp_path, read_jobs(run), 9.0, False, ARGV)
+    run.scheduler._user_kill = "graceful"  # SIGTERM
+    assert "  failed " not in text_of(CONFIG, tmp_path, read_jobs(run), 9.0, False, ARGV)
 
 
 def test_snakemake_does_not_wait_for_its_timers_to_end(tmp_path):
@@ -380,7 +384,7 @@ def test_jobs_are_read_from_snakemakes_run():
 
     jobs = [made("train", ["a.log"], name="w", scale="1x1"), made("all"), made("sweep", name="s"), made("stage")]
     dag = SimpleNamespace(needrun_jobs=lambda exclude_finished: iter(jobs), finished=lambda each: each is jobs[0])
-    run = SimpleNamespace(dag=dag, scheduler=SimpleNamespace(failed=[jobs[2]], running=[jobs[3]]))
+    run = SimpleNamespace(dag=dag, scheduler=SimpleNamespace(failed=[jobs[2]], running=[jobs[3]], _user_kill=None))
     assert read_jobs(run) == [
         RunJob("all", "", "", "", "left"),
         RunJob("stage", "", "", "", "interrupted"),
