@@ -12,7 +12,7 @@ from trainyard.cli import command_line
 from trainyard.cli.loopback_server import serve
 from trainyard.planning.added_trials import read_current_config
 from trainyard.report.whole_report import LivePage, write_report
-from trainyard.utils.typed_commands import run_call
+from trainyard.utils.typed_commands import run_call, trainyard_call
 
 log = logging.getLogger("report")
 
@@ -24,8 +24,11 @@ def main(arguments: argparse.Namespace) -> None:
         serve(LivePage(config, arguments.results), arguments.port, "the report")
         return
     page = Path("report.html")
-    write_report(config, arguments.results, page)
+    replaced = write_report(config, arguments.results, page)
     log.info("the report: %s", page.absolute())
+    if replaced:
+        call = trainyard_call("report", "--config", "FILE")
+        log.info("it replaces one that had %s: `%s` writes that of another config again", ", ".join(replaced), call)
     runs = chain(arguments.results.glob("sweeps/*/*/*.jsonl"), arguments.results.glob("scaling/*/*"))
     if not any(runs):
         log.info("nothing has run yet: `%s`", run_call(arguments.config))

@@ -1,19 +1,25 @@
 """The report: one page with all studies as their journals have them now, in a file or from a server."""
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from threading import Lock
+from typing import Final
 from wsgiref.types import StartResponse, WSGIEnvironment
 
 from trainyard.config.config import Config
 from trainyard.report.pages import StudyPage, render_page, write_page
 from trainyard.report.study_pages import current_study, scaling_study
 
+_TITLE: Final = re.compile(r"^<article .*>\n<h\d>(.*)</h\d>$", re.MULTILINE)  # of a study on a page
 
-def write_report(config: Config, results: Path, page: Path) -> None:
-    """Write the page."""
-    sweeps = [current_study(config, name, results, page) for name in config.sweeps]
-    write_page([*sweeps, *_scaling(config, results)], page)
+
+def write_report(config: Config, results: Path, page: Path) -> list[str]:
+    """Write the page; returns the titles of the studies that the one in its place had, and this one has not."""
+    before = _TITLE.findall(page.read_text(errors="replace")) if page.exists() else []
+    studies = [current_study(config, name, results, page) for name in config.sweeps] + _scaling(config, results)
+    write_page(studies, page)
+    return [title for title in before if title not in {study.title for study in studies}]
 
 
 def _scaling(config: Config, results: Path) -> list[StudyPage]:

@@ -120,6 +120,20 @@ def test_the_report_says_that_nothing_has_run(running, tmp_path, caplog):
     assert re.search("Run the same command, .*trainyard run.*, for 6 trials", Path("report.html").read_text())
 
 
+def test_the_report_says_what_the_one_had_that_it_replaces(running, tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    content = as_given(running[0])
+    first, second = tmp_path / "first.json", tmp_path / "second.json"
+    first.write_text(json.dumps(content))
+    second.write_text(json.dumps({**content, "sweeps": {"other": content["sweeps"]["s"]}}))
+    for config, replaced in ((first, ""), (first, ""), (second, "Sweep s"), (second, ""), (first, "Sweep other")):
+        caplog.clear()
+        report.main(Namespace(config=config, results=Path("results"), watch=False))
+        said = f"it replaces one that had {replaced}: `trainyard report --config FILE` writes that of another config"
+        assert (said in caplog.text) is bool(replaced)
+        assert caplog.text.count("it replaces") == bool(replaced)
+
+
 def test_few_or_failed_trials_have_no_charts(tmp_path):
     config = write_results(tmp_path, GRID, [finished(3.0), FAILED])
     study = current_study(config, "s", tmp_path, tmp_path / "page.html")
