@@ -8,11 +8,11 @@ import os
 import re
 import struct
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
 from trainyard.config.placeholders import dotted_items
 from trainyard.config.user_programs import EPOCH_NAMES, Metrics
@@ -20,9 +20,9 @@ from trainyard.programs.metric_rows import ReadingNotes, numeric_row
 from trainyard.programs.wandb_runs import MAGIC, read_history
 
 SHOWN_CHARACTERS: Final = 80  # of an invalid row of a file, in an error
-LINE_BYTES: Final = 2**20  # of a file; a longer line is an error
 MOST_STARTS: Final = 20  # of objects that are looked at in a damaged line
-CHECKED_BYTES: Final = 4096  # at both ends of what was read of a file: if they change, it was rewritten
+HEADER_BYTES: Final = 4096  # of a table, at most
+REST: Final = 20  # times as long as a file was read
 BEFORE: Final = ".before"  # suffix of a file of metrics of an earlier attempt
 LOOK_SECONDS: Final = 2.0  # between two looks for new files
 SHOWN_FILES: Final = 3  # that a program has left, in an error
@@ -31,8 +31,8 @@ SHOWN_FILES: Final = 3  # that a program has left, in an error
 class MetricsFile:
     """A file of metrics, read while a program still writes it. It does not have to exist yet.
 
-    Whether it is a table, JSON, has a JSON object a line, or is a run of W&B is seen by its content. Of a file that is
-    written anew, as for a new column, the rows that have changed are new.
+    Whether it is a table, JSON, has a JSON object a line, or is a run of W&B is seen by its content. A file that has
+    changed is read as a whole: the rows are new that were not read before at their places, however it was written.
     """
 
     def __init__(self, path: Path, notes: ReadingNotes) -> None:
@@ -41,22 +41,18 @@ class MetricsFile:
         self.is_complete = True  # whether its end could be read
         self._path = path
         self._state = tuple[int, ...]()
-        self._known: list[int] = []  # a digest of each row that was read
-        self._was_changed = False  # a row of a table or list: from then on, rows cannot be counted as they come
-        self._reset()
-
-    def _reset(self) -> None:
-        self._offset = 0
-        self._head = b""
-        self._tail = b""
-        self._incomplete = b""
-        self._has_lines: bool | None = None  # None: unknown
+        self._offset = 0  # in a run of W&B, which only grows
         self._header: list[str] | None = None
         self._delimiter = ""  # of a table
-        self._place = 0  # of the next row in the file
+        self._known: list[int] = []  # a digest of each row that was read
+        self._was_changed = False  # a row of a table or list: from then on, rows cannot be counted as they come
+        self._rests_until = -math.inf
 
     def new_rows(self, *, final: bool) -> list[dict[str, Any]]:
         """The rows since the last call; with `final`, also an incomplete one."""
+        if not final and time.monotonic() < self._rests_until:
+            return []
+        began = time.thread_time()
         try:
             with open(self._path, "rb") as file:
                 status = os.fstat(file.fileno())
@@ -64,7 +60,8 @@ class MetricsFile:
                 if state == self._state and not final:
                     return []
                 self._state = state
-                return self._read(file, final=final)
+                file.seek(self._offset)
+                content = file.read()
         except FileNotFoundError:
             return []
         except OSError as error:  # the next call may succeed
@@ -72,32 +69,26 @@ class MetricsFile:
             if final:
                 self._set_error(error)
             return []
+        rows = self._read(content, final=final)
+        # A file of many rows takes longer to read: then it is read less often, with a twentieth of a CPU.
+        self._rests_until = time.monotonic() + REST * max(0.0, time.thread_time() - began - 0.01)
+        return rows
 
-    def _read(self, file: BinaryIO, *, final: bool) -> list[dict[str, Any]]:
-        if not self._head.startswith(file.read(len(self._head))):
-            self._reset()
-        if self._path.suffix == ".csv" or self._delimiter or (not self._head and self._begins_table(file)):
-            return self._read_lines(file, self._parse_cells, final=final)
-        if (self._head or file.read(len(MAGIC))).startswith(MAGIC):
-            return self._read_run(file)
-        if not self._has_lines:
-            file.seek(0)
-            self._has_lines = _has_lines(file)
-        if self._has_lines:
-            return self._read_lines(file, _parse_object, final=final)
-        file.seek(0)
-        return self._read_whole(file, final=final)
+    def _read(self, content: bytes, *, final: bool) -> list[dict[str, Any]]:
+        if self._offset or content.startswith(MAGIC):
+            return self._read_run(content)
+        content = content.removeprefix(codecs.BOM_UTF8)
+        if self._path.suffix == ".csv" or _begins_table(content):
+            self._header = None
+            self._delimiter = ""
+            rows = self._new_of(self._read_lines(content, self._parse_cells, final=final), is_numbered=True)
+            return [{name: row[name] for name in row if name not in self._notes.unread} for row in rows]
+        if _has_lines(content):
+            return self._new_of(self._read_lines(content, _parse_object, final=final), is_numbered=False)
+        return self._read_whole(content, final=final)
 
-    def _begins_table(self, file: BinaryIO) -> bool:
-        """Whether the first line is a header, as of the `training.log` in Keras's documentation."""
-        file.seek(0)
-        line = file.readline(CHECKED_BYTES).decode(errors="replace")
-        file.seek(0)
-        return line.endswith("\n") and _HEADER.fullmatch(line.removeprefix("\ufeff").strip()) is not None
-
-    def _read_whole(self, file: BinaryIO, *, final: bool) -> list[dict[str, Any]]:
+    def _read_whole(self, content: bytes, *, final: bool) -> list[dict[str, Any]]:
         """The rows of a JSON file: one, or a list. What is invalid may be incomplete: it is an error in the end."""
-        content = file.read()
         if not content.strip():
             return []
         try:
@@ -108,26 +99,17 @@ class MetricsFile:
                 self._set_error(error)
             return []
         is_list = isinstance(parsed, list)
-        self._place = 0
         self._was_changed = self._was_changed or (is_list and len(rows) < len(self._known))
         del self._known[len(rows) :]
-        changed = [self._changed(row, is_numbered=is_list) for row in rows]
-        return [row for row in changed if row is not None]
+        return self._new_of(rows, is_numbered=is_list)
 
     def _read_lines(
-        self, file: BinaryIO, parse: Callable[[str], dict[str, Any] | None], *, final: bool
+        self, content: bytes, parse: Callable[[str], dict[str, Any] | None], *, final: bool
     ) -> list[dict[str, Any]]:
-        """The rows of the new lines. Only new bytes are read, unless the file was written anew."""
-        new = self._new_bytes(file)  # first: it discards the incomplete line of a rewritten file
-        text = self._incomplete + new
-        is_whole = final or (bool(self._has_lines) and _is_object(text.rpartition(b"\n")[2]))
-        end = len(text) if is_whole else text.rfind(b"\n") + 1
-        self._incomplete = text[end:]
-        if len(self._incomplete) > LINE_BYTES:
-            self._incomplete = b""
-            self._set_error(ValueError(f"a line is longer than {LINE_BYTES} bytes"))
+        """The rows of the whole lines."""
+        end = len(content) if final or _is_object(content.rpartition(b"\n")[2]) else content.rfind(b"\n") + 1
         rows = list[dict[str, Any]]()
-        for line in re.findall(r"[^\r\n]+[\r\n]*", text[:end].decode(errors="replace")):
+        for line in re.findall(r"[^\r\n]+[\r\n]*", content[:end].decode(errors="replace")):
             if not line.strip():
                 continue
             try:
@@ -135,23 +117,20 @@ class MetricsFile:
                 self.is_complete = True
             except (ValueError, TypeError, csv.Error) as error:
                 self._set_error(error)
-                row = _object_at_end(line) if self._has_lines else None
+                row = _object_at_end(line) if parse is _parse_object else None
                 self.is_complete = row is not None
-            changed = None if row is None else self._changed(row, is_numbered=bool(self._delimiter))
-            if changed is not None:
-                rows.append(changed)
+            if row is not None:
+                rows.append(row)
         return rows
 
-    def _read_run(self, file: BinaryIO) -> list[dict[str, Any]]:
+    def _read_run(self, content: bytes) -> list[dict[str, Any]]:
         """The rows of the records of W&B that are new and whole."""
-        new = self._new_bytes(file)
-        content = self._incomplete + new
         try:
-            rows, size = read_history(content, self._offset - len(content))
+            rows, size = read_history(content, self._offset)
         except (IndexError, ValueError, struct.error) as error:
             self._set_error(ValueError(f"a record is damaged: {error}"))
             return []
-        self._incomplete = content[size:]
+        self._offset += size
         return list(map(self._notes.number_step, rows))
 
     def _parse_cells(self, line: str) -> dict[str, Any] | None:
@@ -172,36 +151,22 @@ class MetricsFile:
             raise ValueError(
                 f"a row has {len(cells)} cells, but the header {len(self._header)}: {line[:SHOWN_CHARACTERS]}"
             )
-        named = zip(self._header, names, strict=False)
-        return {name: cell for name, cell in named if name and cell and name not in self._notes.unread}
+        return {name: cell for name, cell in zip(self._header, names, strict=False) if name and cell}
 
-    def _changed(self, row: dict[str, Any], *, is_numbered: bool) -> dict[str, Any] | None:
-        """The row, unless it was read before at this place; with its place as the epoch, if rows were changed."""
-        index = self._place
-        self._place = self._place + 1
-        digest = hash(json.dumps(row, sort_keys=True, default=str))
-        if index < len(self._known) and self._known[index] == digest:
-            return None
-        if index < len(self._known):
-            del self._known[index:]
-            self._was_changed = self._was_changed or is_numbered
-        self._known.append(digest)
-        has_epoch = not row.keys().isdisjoint(EPOCH_NAMES)
-        return {"epoch": index + 1} | row if is_numbered and self._was_changed and not has_epoch else row
-
-    def _new_bytes(self, file: BinaryIO) -> bytes:
-        if os.fstat(file.fileno()).st_size < self._offset:  # it is being rewritten
-            return b""
-        file.seek(self._offset - len(self._tail))
-        if file.read(len(self._tail)) != self._tail:
-            self._reset()
-        file.seek(self._offset)
-        new = file.read()
-        is_first = self._offset == 0
-        self._head = (self._head + new[:CHECKED_BYTES])[:CHECKED_BYTES]
-        self._tail = (self._tail + new[-CHECKED_BYTES:])[-CHECKED_BYTES:]
-        self._offset += len(new)
-        return new.removeprefix(codecs.BOM_UTF8) if is_first else new
+    def _new_of(self, rows: Sequence[dict[str, Any]], *, is_numbered: bool) -> list[dict[str, Any]]:
+        """The rows that were not read before at their places; with these as epochs, if rows were changed."""
+        new = list[dict[str, Any]]()
+        for index, row in enumerate(rows):
+            digest = hash(json.dumps(row, sort_keys=True, default=str))
+            if index < len(self._known):
+                if self._known[index] == digest:
+                    continue
+                del self._known[index:]
+                self._was_changed = self._was_changed or is_numbered
+            self._known.append(digest)
+            has_epoch = not row.keys().isdisjoint(EPOCH_NAMES)
+            new.append({"epoch": index + 1} | row if is_numbered and self._was_changed and not has_epoch else row)
+        return new
 
     def _set_error(self, error: Exception) -> None:
         reason = error.strerror if isinstance(error, OSError) else error
@@ -212,14 +177,19 @@ class MetricsFile:
 _HEADER: Final = re.compile(r"(?:[\"']?[A-Za-z_][\w./@()%:+-]*[\"']? *(?:[,;\t] *|$)){2,}")
 
 
-def _has_lines(file: BinaryIO) -> bool | None:
-    """Whether a file has a JSON object a line, and is not one JSON value; None while its first line is incomplete."""
-    text = file.read(LINE_BYTES).removeprefix(codecs.BOM_UTF8).lstrip()
-    first, newline, rest = text.partition(b"\n")
+def _begins_table(content: bytes) -> bool:
+    """Whether the first line is a header, as of the `training.log` in Keras's documentation."""
+    first, newline, _ = content[:HEADER_BYTES].partition(b"\n")
+    return bool(newline) and _HEADER.fullmatch(first.decode(errors="replace").strip()) is not None
+
+
+def _has_lines(content: bytes) -> bool:
+    """Whether a file has a JSON object a line, and is not one JSON value; False while its first line is incomplete."""
+    first, newline, rest = content.lstrip().partition(b"\n")
     try:
         parsed = _parse_json(first.decode(errors="replace"))
     except ValueError:
-        return None if not newline else first.rstrip()[-1:] not in (b"{", b"[", b",", b":")
+        return bool(newline) and first.rstrip()[-1:] not in (b"{", b"[", b",", b":")
     return bool(rest.strip()) if isinstance(parsed, list) else True
 
 
