@@ -66,7 +66,10 @@ def _options(arguments: argparse.Namespace) -> list[str]:
     """The options of this program that its ranks get."""
     given = {"--config": arguments.config, "--results": arguments.results, "--study": arguments.study}
     given |= {"--log-file": arguments.log_file} if arguments.log_file else {}
-    return ["--scale", arguments.scale, *(word for name, value in given.items() for word in (name, str(value)))]
+    words = ["--scale", arguments.scale]
+    for name, value in given.items():
+        words += [name, str(value)]
+    return words
 
 
 if __name__ == "__main__":

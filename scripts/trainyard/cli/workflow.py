@@ -378,12 +378,12 @@ class Workflow:
     def plots(self) -> list[str]:
         """All plots. A dataset has plots if it contains images after staging."""
         images = [name for name, dataset in self.config.datasets.items() if has_images(dataset)]
-        return [
-            str(self._declared / "plots" / kind / name / f"{plot}.svg")
-            for kind in PLOT_LABELS
-            for name in (images if kind == "data" else self._names(kind))
-            for plot in plots_of(self.config, kind, name)
-        ]
+        files = list[str]()
+        for kind in PLOT_LABELS:
+            for name in images if kind == "data" else self._names(kind):
+                folder = self._declared / "plots" / kind / name
+                files += [str(folder / f"{plot}.svg") for plot in plots_of(self.config, kind, name)]
+        return files
 
     def plot_rules(self, kind: str) -> list[PlotRule]:
         """A rule for each set of plots that datasets or studies of a kind have, the one with all plots first."""

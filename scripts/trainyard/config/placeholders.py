@@ -89,10 +89,10 @@ def find_placeholders(command: Command) -> set[str]:
 
 @lru_cache(maxsize=256)  # called for each trial
 def _names(part: str) -> frozenset[str]:
-    found = PLACEHOLDER.findall(part)
-    return frozenset(
-        name for each in found for name in (re.findall(rf"(?<![\w.]){_NAME}", each) if is_arithmetic(each) else [each])
-    )
+    names = set[str]()
+    for placeholder in PLACEHOLDER.findall(part):
+        names.update(re.findall(rf"(?<![\w.]){_NAME}", placeholder) if is_arithmetic(placeholder) else [placeholder])
+    return frozenset(names)
 
 
 def check_quoting(command: Command, *, in_shell: bool = True) -> Command:
@@ -286,9 +286,10 @@ def make_values(
                 raise invalid(f"{{{name}}} has no value: {error}") from None
             return int(number) if isinstance(number, int) or number.is_integer() else number
         if takes_all(name, args):
-            return Words(
-                word for key, value in unnamed_items(args, named) for word in STYLES[name](key, value, switch_of)
-            )
+            words = Words()
+            for key, argument in unnamed_items(args, named):
+                words += STYLES[name](key, argument, switch_of)
+            return words
         argument = value_at(args, name, value_at(predefined, name, ABSENT))
         if argument is ABSENT:
             raise KeyError(name)

@@ -105,11 +105,10 @@ def _expand(sweep: Sweep) -> Expansion:
     if expansion.errors:
         return expansion
     average = set(sweep.average)
-    configurations = [
-        (place, values | level)
-        for place, values in _settings(sweep)
-        for level in ([{}] if values.keys() >= average else sweep.averaged)
-    ]
+    configurations = list[tuple[str, Values]]()
+    for place, values in _settings(sweep):
+        levels = [{}] if values.keys() >= average else sweep.averaged
+        configurations += [(place, values | level) for level in levels]
     for repeat, (place, values) in itertools.product(range(sweep.repeats_of_all), configurations):
         try:
             trial = make_trial(sweep, with_seed(sweep, values, repeat))

@@ -70,9 +70,11 @@ class ShardRecord:
 def divide_into_shards(sizes: dict[str, int], shape: tuple[int, int, int]) -> list[Shard]:
     """The shards of all splits; they do not depend on the number of CPUs."""
     rows = max(1, min(SHARD_IMAGES, SHARD_BYTES // math.prod(shape)))
-    return [
-        Shard(name, start, min(start + rows, sizes[name])) for name in SPLITS for start in range(0, sizes[name], rows)
-    ]
+    shards = list[Shard]()
+    for name in SPLITS:
+        size = sizes[name]
+        shards += [Shard(name, start, min(start + rows, size)) for start in range(0, size, rows)]
+    return shards
 
 
 def stage_shards(source: DataSource, work: Path, *, cpus: int, name: str) -> list[ShardRecord]:

@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import Final, Self
 
 from trainyard.config.trial_status import FINAL, TrialStatus
@@ -249,8 +249,10 @@ class FailurePolicy:
         suspects = {device for device, streak in self._streaks.items() if len(streak.trials) >= SLOT_FAILURES}
         if all(other.gpu_key in suspects for other in others):
             return False
-        ends = [each for device, ends in self._ends.items() if device not in suspects for each in ends]
-        ends += [True] * len(self._streaks[place.gpu_key].outlasted_by)
+        ends = [True] * len(self._streaks[place.gpu_key].outlasted_by)
+        for device, of_device in self._ends.items():
+            if device not in suspects:
+                ends += of_device
         failure_rate = (ends.count(False) + 1) / (len(ends) + 2)  # Laplace's rule of succession
         return failure_rate**count < IMPROBABLE
 
@@ -268,9 +270,11 @@ class FailurePolicy:
     @property
     def suspect_trials(self) -> set[str]:
         """Trials that failed on a suspect GPU. If they finish elsewhere, the GPU is the likely cause."""
-        return {
-            trial for streak in self._streaks.values() if len(streak.trials) >= SLOT_FAILURES for trial in streak.trials
-        }
+        trials = set[str]()
+        for streak in self._streaks.values():
+            if len(streak.trials) >= SLOT_FAILURES:
+                trials.update(streak.trials)
+        return trials
 
     def failures_in_a_row(self, place: Location) -> int:
         """The number of trials that failed on this GPU since one succeeded there."""
@@ -287,8 +291,9 @@ class FailurePolicy:
         if self._ignores_common_failures or self._has_succeeded or is_long:
             return None
         by_pattern: dict[str, list[TrialFailure]] = defaultdict(list)
-        for failure in (each for tries in self._failures.values() for each in tries if each.may_affect_all):
-            by_pattern[failure.pattern].append(failure)
+        for failure in chain(*self._failures.values()):
+            if failure.may_affect_all:
+                by_pattern[failure.pattern].append(failure)
         for same in by_pattern.values():
             needed = SAME_FAILURES if same[0].is_of_start else SAME_ERRORS
             if len({each.trial for each in same}) < needed or not _is_independent_of_values(same, self._constant_keys):

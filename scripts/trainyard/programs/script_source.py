@@ -89,9 +89,10 @@ class Source:
     @cached_property
     def uses_wandb(self) -> bool:
         """Whether it imports or names W&B, or a library that logs to W&B by itself."""
-        texts = [
-            text for file in self.files for text in (*file.texts(file.tree), *(name for _, name, _ in file.imports))
-        ]
+        texts = list[str]()
+        for file in self.files:
+            texts += file.texts(file.tree)
+            texts += [name for _, name, _ in file.imports]
         return any("wandb" in text.lower() for text in texts) or not self.imports.isdisjoint(_LOGS_TO_WANDB)
 
     @cached_property

@@ -242,7 +242,7 @@ def _conda_prefix(name: str) -> Path:
     prefixes = [Path(line) for line in listed.read_text().splitlines()] if listed.exists() else []
     roots = [Path(environment["CONDA_EXE"]).parents[1]] if "CONDA_EXE" in environment else []
     roots += [Path(environment["MAMBA_ROOT_PREFIX"])] if "MAMBA_ROOT_PREFIX" in environment else []
-    folders = [each for name in ("CONDA_ENVS_PATH", "CONDA_ENVS_DIRS") for each in environment.get(name, "").split(":")]
+    folders = f"{environment.get('CONDA_ENVS_PATH', '')}:{environment.get('CONDA_ENVS_DIRS', '')}".split(":")
     for folder in [*map(Path, filter(None, folders)), *(root / "envs" for root in roots)]:
         prefixes += sorted(folder.glob("*"))
     found = {prefix.name: prefix for prefix in prefixes} | dict(zip(["base"], roots, strict=False))

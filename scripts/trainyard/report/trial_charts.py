@@ -27,9 +27,9 @@ def trial_charts(ranked: PlottedTrials, tables: SweepResults, curve: str) -> dic
     names = style.short_names(ranked.keys)
     ends = tables.timeline.groupby("trial")["end"].max()
     places = {trial.trial: place for place, trial in enumerate(ranked.ranking.trials)}
-    configurations = {
-        trial.trial: number for number, each in enumerate(ranked.ranking.configurations) for trial in each.trials
-    }
+    configurations = dict[str, int]()
+    for number, configuration in enumerate(ranked.ranking.configurations):
+        configurations |= {trial.trial: number for trial in configuration.trials}
     keys = ranked.facet_keys()
     fields = {key: f"key_{number}" for number, key in enumerate(keys)}  # a dot in a name would be one of JavaScript
     trials = pd.DataFrame({
@@ -101,16 +101,16 @@ def job_charts(tables: SweepResults, unit: str) -> dict[str, Any]:
     shown = predicted if len(predicted) >= MIN_FOR_MEDIAN else predicted.head(0)
     parts = requested_parts(tables.strategies, tables.jobs)
     outcomes = dict.fromkeys(attempts["outcome"], style.UNKNOWN)
+    bars = list[dict[str, Any]]()
+    for number, (part, (values, _)) in enumerate(parts.items()):
+        for strategy, value in zip(tables.strategies["strategy"], values, strict=True):
+            bars.append({"strategy": strategy.replace("_", " "), "part": part, "seconds": value, "place": number})
     return {
         "lanes": layout.lanes,
         "attempts": _records(attempts[["trial", "outcome", "lane", "begin", "stop"]]),
         "outcomes": [(name, OUTCOMES.get(name, color)) for name, color in outcomes.items()],
         "axis": layout.axis,
-        "parts": [
-            {"strategy": strategy.replace("_", " "), "part": part, "seconds": value, "place": place}
-            for place, (part, (values, _)) in enumerate(parts.items())
-            for strategy, value in zip(tables.strategies["strategy"], values, strict=True)
-        ],
+        "parts": bars,
         "colors": [(part, color) for part, (values, color) in parts.items() if values.any()],
         "charged": f"{unit}-seconds",
         "predictions": _records(shown.assign(predicted=shown["expected_seconds"])[["trial", "predicted", "measured"]]),

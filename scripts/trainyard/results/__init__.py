@@ -71,10 +71,9 @@ def load_study(path: Path | str) -> StudyResults:
 
     folder = Path(path)
     scaling = read_table(folder / "scaling.csv")
-    runs = [
-        (scale, repeat, folder / scale / (f"repeat-{repeat}" if repeat > 1 else ""))
-        for scale, repeats in zip(scaling["scale"], scaling["repeats"], strict=True)
-        for repeat in range(1, repeats + 1)
-    ]
-    histories = [read_table(run / "history.csv").assign(scale=scale, repeat=repeat) for scale, repeat, run in runs]
+    histories = list[pd.DataFrame]()
+    for scale, repeats in zip(scaling["scale"], scaling["repeats"], strict=True):
+        for repeat in range(1, repeats + 1):
+            run = folder / scale / f"repeat-{repeat}" if repeat > 1 else folder / scale
+            histories.append(read_table(run / "history.csv").assign(scale=scale, repeat=repeat))
     return StudyResults(folder.name, scaling, pd.concat(histories, ignore_index=True))

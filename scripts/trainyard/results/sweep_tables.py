@@ -272,10 +272,11 @@ def ranking_table(ranking: Ranking) -> pd.DataFrame:
         row = {"place": places.get(entry), "trial": best.trial if best else None, "n": entry.n,
                "trials": len(entry.trials), f"{metric}_mean": entry.mean, f"{metric}_deviation": entry.deviation,
                f"{metric}_best": best.score if best else None, **_epoch_columns(metric, best, ranking),
-               **{f"{name}_mean": entry.means.get(name) for name in further},
-               **{f"{key}={value}": mean for key in ranking.average
-                  for value, mean in means_by_value(entry.counting or entry.finished, key).items()},
-               "is_incomplete": entry.is_incomplete, "may_be_best": entry in ranking.leaders}  # fmt: skip
+               **{f"{name}_mean": entry.means.get(name) for name in further}}  # fmt: skip
+        for key in ranking.average:
+            means = means_by_value(entry.counting or entry.finished, key)
+            row |= {f"{key}={value}": mean for value, mean in means.items()}
+        row |= {"is_incomplete": entry.is_incomplete, "may_be_best": entry in ranking.leaders}
         keys = {f"varied_{key}" if key in row else key: value for key, value in entry.values.items()}
         rows.append({"place": row.pop("place"), **keys, **row})
     return pd.DataFrame(rows, columns=None if rows else ["place"]).astype({"place": "Int64"})

@@ -55,5 +55,7 @@ def write_failures(failures: Sequence[RankFailure], folder: Path, *, node: str) 
 
 def first_failure(folder: Path) -> RankFailure | None:
     """The first failure of all nodes. Killed ranks come first, because nothing recorded the time of their end."""
-    found = [RankFailure(**each) for path in folder.glob("failed-*.json") for each in json.loads(path.read_text())]
-    return min(found, key=lambda failure: (not failure.killed, failure.time), default=None)
+    failures = list[RankFailure]()
+    for path in folder.glob("failed-*.json"):
+        failures += [RankFailure(**fields) for fields in json.loads(path.read_text())]
+    return min(failures, key=lambda failure: (not failure.killed, failure.time), default=None)
