@@ -26,7 +26,7 @@ from trainyard.programs.parser_uses import leaves_to_wandb
 from trainyard.programs.script_findings import ScriptFinding, find_named_signals, find_problems
 from trainyard.programs.script_options import Script, ScriptOption, read_started
 from trainyard.programs.script_source import parse
-from trainyard.programs.started_scripts import CommandContents, StartedScript, find_started
+from trainyard.programs.started_scripts import CommandContents, find_started
 from trainyard.programs.wandb_runs import REPLACED
 from trainyard.utils.errors import UserError
 from trainyard.utils.text import list_some, suggest
@@ -50,14 +50,14 @@ def check_script_source(checked: CheckedStudy[CommandOptions]) -> Iterator[Findi
         absent.append((where, found))
     yield from _where_first(absent)
     scripts = read_started(started)
-    read = {part.path for part, _ in scripts}
+    read = {script.path for script in scripts}
     for there in dict.fromkeys(script.path for script in started.scripts):
         yield Finding(place, "ok", f"{there} is there") if there in read else _unread(place, there)
     named = find_placeholders(study.started_command or "")
     options = _OptionChecks(study.argument_values, named, place, checked.absent, study.is_wandb)
     yield from _where_first(options.of_command(scripts, study.resume))
     if study.is_wandb:
-        yield from options.of_wandb([script for _, script in scripts])
+        yield from options.of_wandb(scripts)
     for problem in find_problems(started, scripts):
         if concerns(study, problem):
             verdict: Verdict = "fails" if problem.topic == "srun" else "warns"
@@ -130,14 +130,12 @@ class _OptionChecks:
     absent: Any  # the verdict if there is no script that can be read
     is_wandb: bool  # `wandb.config` has the values, too
 
-    def of_command(
-        self, scripts: Sequence[tuple[StartedScript, Script]], resume: str | None
-    ) -> Iterator[tuple[str, Finding]]:
+    def of_command(self, scripts: Sequence[Script], resume: str | None) -> Iterator[tuple[str, Finding]]:
         """Of all words of a command, with the line of a file of commands; `resume` is the option to resume."""
-        for part, script in scripts:
-            for finding in self._of_script(script, [*part.words, *(shlex.split(resume or ""))]):
-                yield part.where, finding
-        read = {word[1:-1] for part, _ in scripts for word in part.words}
+        for script in scripts:
+            for finding in self._of_script(script, [*script.words, *(shlex.split(resume or ""))]):
+                yield script.where, finding
+        read = {word[1:-1] for script in scripts for word in script.words}
         for name in self.named - read - {"args:hydra"}:
             for key, values in unnamed_items(self.values, self.named) if takes_all(name, self.values) else ():
                 if any(value is False for value in values):

@@ -131,7 +131,7 @@ class Observed:
 def build_command(script: Script, varied: Varied, *, inputs: Sequence[str] = ()) -> str:
     """The command line of a trial: the varied options, its folder where the script takes one, and given `inputs`."""
     words = [*map(shlex.quote, script.program), shlex.quote(str(script.path))]
-    inputs = [*inputs, *script.given]
+    inputs = [*inputs, *script.words]
     flags = {key: option.flag for key, (option, _) in varied.items()}
     if script.uses_hydra:
         return " ".join([*words, "{args:hydra}", "hydra.run.dir={trial_dir}", *map(shlex.quote, inputs)])
@@ -153,7 +153,7 @@ def build_command(script: Script, varied: Varied, *, inputs: Sequence[str] = ())
 def missing_options(script: Script, varied: Varied) -> list[str]:
     """The options that the script requires and the command lacks."""
     given = [*varied, script.output.key if script.output else ""]
-    typed = [word.partition("=")[0] for word in script.given]
+    typed = [word.partition("=")[0] for word in script.words]
     return [each.flag for each in script.options if each.is_required and not {each.key, each.flag} & {*given, *typed}]
 
 
@@ -173,7 +173,7 @@ def type_words(script: Script, varied: Varied, before: Sequence[str], after: Seq
             kept.append(str(Path(word).absolute()) if os.sep in word and Path(word).exists() else word)
         elif word == name and "=" not in word and not option.is_flag and words:
             words.pop(0)
-    return replace(script, program=tuple(before) or script.program, given=tuple(kept))
+    return replace(script, program=tuple(before) or script.program, words=tuple(kept))
 
 
 def input_words(script: Script, *, must_exist: bool = False) -> list[str]:
@@ -220,7 +220,7 @@ def todos(script: Script, varied: Varied, observed: Observed) -> list[str]:
     # Ports and memory matter where trials share a node or a GPU; `first_config` writes a signal.
     others = {"port", "memory", *(["signal"] if _stop_signal(script) else [])}
     started = find_started(build_command(script, varied), Path())
-    for problem in find_problems(started, [(part, script) for part in started.scripts]):
+    for problem in find_problems(started, [replace(script, words=part.words) for part in started.scripts]):
         if problem.topic not in others:
             steps.append(f"{problem.where}: {problem.message}: {problem.remedy}")
     return steps

@@ -51,7 +51,7 @@ def import_wandb_sweep(raw: Mapping[str, Any], seconds: float = 0.0) -> Imported
         if dotted := [name for name in raw.get("parameters") or {} if "." in name]:
             raise UserError(f"parameters.{dotted[0]}: a dotted name cannot be in the file of ${{args_json_file}} here")
     scripts = read_started(find_started(["python", str(raw.get("program"))], Path()))
-    if scripts and all(ignores_command_line(script) for _, script in scripts):
+    if scripts and all(map(ignores_command_line, scripts)):
         words = [word for word in words if word != "${args}"]
     fixed = dict[str, Any]()
     varied = dict[str, Any]()
@@ -70,12 +70,12 @@ def import_wandb_sweep(raw: Mapping[str, Any], seconds: float = 0.0) -> Imported
     imported.sweep["command"] = _command(raw, words, names, imported)
     if fixed:
         imported.sweep["args"] = fixed
-    if not scripts or any(script.source.uses_wandb for _, script in scripts):
+    if not scripts or any(script.source.uses_wandb for script in scripts):
         imported.sweep["metrics"] = "wandb"
         _set_metric(raw, method, imported)
     else:
         of_all = varied | {key: [value] for key, value in fixed.items()}
-        _find_metrics(scripts[0][1], of_all, raw, seconds, imported)
+        _find_metrics(scripts[0], of_all, raw, seconds, imported)
     _set_trials(method, raw.get("run_cap"), varied, imported)
     imported.sweep["slots"] = {"gpus_per_node": 1}
     imported.note(

@@ -15,7 +15,7 @@ from typing import Final, Literal
 from trainyard.config.placeholders import GPUS, PORT, TRIAL_PLACEHOLDERS, find_placeholders
 from trainyard.programs.script_options import Script, ScriptOption
 from trainyard.programs.script_source import SourceFile, arguments, literal, method
-from trainyard.programs.started_scripts import CommandContents, ShellLine, StartedScript, starts_program
+from trainyard.programs.started_scripts import CommandContents, ShellLine, starts_program
 
 Topic = Literal["gpu", "port", "requeue", "srun", "signal", "settings", "wandb", "exit", "background"]
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
@@ -47,7 +47,7 @@ class ScriptFinding:
         return "the command" if self.path is None else f"{self.path}, line {self.line}"
 
 
-def find_problems(started: CommandContents, scripts: Sequence[tuple[StartedScript, Script]]) -> list[ScriptFinding]:
+def find_problems(started: CommandContents, scripts: Sequence[Script]) -> list[ScriptFinding]:
     """What a command and the scripts that it starts do, each problem of a file where it is first."""
     problems = list(_line_problems(started.lines))
     for path, lines in groupby(started.lines, lambda line: line.path):
@@ -55,10 +55,10 @@ def find_problems(started: CommandContents, scripts: Sequence[tuple[StartedScrip
         problems += _background_problems(of_file)
         if path is not None:
             problems += _exit_problems(of_file)
-    for part, script in scripts:
+    for script in scripts:
         for file in script.source.files:
             for look in _LOOKS:
-                problems += look(file, script, part)
+                problems += look(file, script)
     first = dict[tuple[Path | None, str], ScriptFinding]()
     for problem in problems:
         problem = replace(problem, path=problem.path or started.file)
@@ -120,9 +120,9 @@ def _other_signal(name: str) -> tuple[str, str]:
     return message, "give it, or handle SIGTERM in the same way"
 
 
-def find_named_signals(started: CommandContents, scripts: Sequence[tuple[StartedScript, Script]]) -> list[str]:
+def find_named_signals(started: CommandContents, scripts: Sequence[Script]) -> list[str]:
     """The signals other than SIGTERM that a command and its scripts name: at one of them, they may save their state."""
-    sources = [ast.unparse(file.tree) for _, script in scripts for file in script.source.files]
+    sources = [ast.unparse(file.tree) for script in scripts for file in script.source.files]
     text = "\n".join([*(line.text for line in started.lines), *sources])
     return [name for name, words in _SIGNAL_NAMES.items() if re.search(rf"\b({words})\b", text)]
 
@@ -220,14 +220,14 @@ def _environment_writes(file: SourceFile, variable: str) -> Iterator[ast.Assign]
                 yield node
 
 
-def _gpu_choices(file: SourceFile, script: Script, started: StartedScript) -> Iterator[ScriptFinding]:
+def _gpu_choices(file: SourceFile, script: Script) -> Iterator[ScriptFinding]:
     """Writes to CUDA_VISIBLE_DEVICES."""
     for node in _environment_writes(file, VISIBLE):
         gpu = literal(node.value)
         remedy = "remove the line: each trial sees its own GPUs"
         option = _option_of(node.value, script)
         if option:
-            passed = _passed(option.names, started.words)
+            passed = _passed(option.names, script.words)
             gpu = option.default if passed is None else passed
             remedy = f"write `{option.flag} $CUDA_VISIBLE_DEVICES` in the command, or remove the line"
         elif any(isinstance(around, ast.If) for around in file.ancestors(node)):
@@ -243,7 +243,7 @@ def find_gpu_option(script: Script) -> ScriptOption | None:
     return next((_option_of(node.value, script) for node in writes), None)
 
 
-def _ports(file: SourceFile, script: Script, started: StartedScript) -> Iterator[ScriptFinding]:
+def _ports(file: SourceFile, script: Script) -> Iterator[ScriptFinding]:
     """Ports that are the same in all trials."""
     ports = [(literal(node.value), node.lineno) for node in _environment_writes(file, "MASTER_PORT")]
     for call in file.calls:
@@ -258,7 +258,7 @@ def _ports(file: SourceFile, script: Script, started: StartedScript) -> Iterator
             yield ScriptFinding("port", file.path, line, message, remedy)
 
 
-def _requeues(file: SourceFile, script: Script, started: StartedScript) -> Iterator[ScriptFinding]:
+def _requeues(file: SourceFile, script: Script) -> Iterator[ScriptFinding]:
     """Calls of `scontrol requeue`, and of `srun`."""
     for call in file.calls:
         if method(call) in ("run", "call", "check_call", "check_output", "Popen", "system", "popen"):
@@ -269,7 +269,7 @@ def _requeues(file: SourceFile, script: Script, started: StartedScript) -> Itera
                 yield ScriptFinding("srun", file.path, call.lineno, *_NO_SRUN)
 
 
-def _signals(file: SourceFile, script: Script, started: StartedScript) -> Iterator[ScriptFinding]:
+def _signals(file: SourceFile, script: Script) -> Iterator[ScriptFinding]:
     """Handlers of SIGUSR1 and SIGUSR2."""
     for name, line in _handlers(file):
         if name in ("USR1", "USR2"):
@@ -290,7 +290,7 @@ def handled_signals(script: Script) -> list[str]:
     return list(dict.fromkeys(name for file in script.source.files for name, _ in _handlers(file)))
 
 
-def _truth_of_texts(file: SourceFile, script: Script, started: StartedScript) -> Iterator[ScriptFinding]:
+def _truth_of_texts(file: SourceFile, script: Script) -> Iterator[ScriptFinding]:
     """Words of the command, and variables that it sets, whose text `bool` takes for true."""
     for call in file.calls:
         if file.name(call.func) != "bool" or not call.args:
@@ -302,14 +302,14 @@ def _truth_of_texts(file: SourceFile, script: Script, started: StartedScript) ->
         elif isinstance(value, ast.Subscript) and file.name(value.value) == "os.environ":
             variable = value.slice
         is_word = isinstance(value, ast.Subscript) and file.name(value.value) == "sys.argv"
-        if is_word or (variable is not None and literal(variable) in started.variables):
+        if is_word or (variable is not None and literal(variable) in script.variables):
             message = "`bool` takes any text for true, also `off`"
             yield ScriptFinding("settings", file.path, call.lineno, message, "compare the text, as in `text == 'on'`")
 
 
-def _unread_settings(file: SourceFile, script: Script, started: StartedScript) -> Iterator[ScriptFinding]:
+def _unread_settings(file: SourceFile, script: Script) -> Iterator[ScriptFinding]:
     """`wandb.config` in a script that does not read its command line, to which the command passes settings."""
-    if not any("{" in word for word in started.words) or not ignores_command_line(script):
+    if not any("{" in word for word in script.words) or not ignores_command_line(script):
         return
     lines = list[int]()
     for node in file.nodes:
@@ -317,14 +317,14 @@ def _unread_settings(file: SourceFile, script: Script, started: StartedScript) -
         if is_init or file.name(node) == "wandb.config":
             lines.append(node.lineno)  # type: ignore[attr-defined]
     if lines:
-        named = {name: find_placeholders(text) for name, text in started.variables.items()}
+        named = {name: find_placeholders(text) for name, text in script.variables.items()}
         varied = ", ".join(name for name, found in named.items() if found.difference(TRIAL_PLACEHOLDERS, (GPUS, PORT)))
         effect = f"trials differ in the variables {varied} alone" if varied else "all trials are equal"
         message = f"takes its settings from `wandb.config`, and nothing of the command line: {effect}"
         yield ScriptFinding("wandb", file.path, lines[0], message, "`metrics: wandb` gives them to it")
 
 
-def _agents(file: SourceFile, script: Script, started: StartedScript) -> Iterator[ScriptFinding]:
+def _agents(file: SourceFile, script: Script) -> Iterator[ScriptFinding]:
     """Calls of W&B's agent, which only a choice of the user avoids."""
     for call in file.calls:
         if file.name(call.func) == "wandb.agent" and not any(_is_choice(each) for each in file.ancestors(call)):
@@ -356,7 +356,7 @@ _READERS: Final = frozenset(
     )
 )
 
-Look = Callable[[SourceFile, Script, StartedScript], Iterator[ScriptFinding]]
+Look = Callable[[SourceFile, Script], Iterator[ScriptFinding]]
 _LOOKS: Final[tuple[Look, ...]] = (
     _gpu_choices,
     _ports,

@@ -8,7 +8,7 @@ import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -26,7 +26,7 @@ from trainyard.programs.script_source import (
     method_name,
     read_source,
 )
-from trainyard.programs.started_scripts import CommandContents, StartedScript, find_started
+from trainyard.programs.started_scripts import CommandContents, find_started
 from trainyard.utils.errors import UserError
 
 _OUTPUT: Final = re.compile(
@@ -110,7 +110,9 @@ class Script:
     library: Library = ""  # "" if it is unknown how it reads its command line
     source: Source = field(default=Source([]), compare=False, repr=False)
     program: tuple[str, ...] = ("python",)  # the words of its command line before its path,
-    given: tuple[str, ...] = ()  # and after it, as a user has typed them
+    words: tuple[str, ...] = ()  # and after it, with their placeholders
+    variables: Mapping[str, str] = field(default_factory=dict)  # that its command sets
+    where: str = ""  # the line of the file of commands that starts it, as in "jobs.txt, line 3"
 
     @property
     def uses_hydra(self) -> bool:
@@ -188,13 +190,14 @@ def read_script(path: Path, roots: Sequence[Path] = ()) -> Script:
     return Script(path, tuple(options.values()), library, source)
 
 
-def read_started(started: CommandContents) -> list[tuple[StartedScript, Script]]:
+def read_started(started: CommandContents) -> list[Script]:
     """The scripts that a command starts, each parsed once in a process; without those that cannot be read."""
-    scripts = list[tuple[StartedScript, Script]]()
+    scripts = list[Script]()
     for part in started.scripts:
         with suppress(UserError, OSError):  # it is no Python, which the interpreter will say, or was removed
             status = part.path.stat()
-            scripts.append((part, _read_version(part.path, part.roots, (status.st_mtime_ns, status.st_size))))
+            script = _read_version(part.path, part.roots, (status.st_mtime_ns, status.st_size))
+            scripts.append(replace(script, words=part.words, variables=part.variables, where=part.where))
     return scripts
 
 
@@ -211,7 +214,7 @@ def find_switches(command: Command, start: Path) -> SwitchOf:
 
     def switch_of(flag: str) -> Switch | None:
         scripts = read_started(find_started(command, start))
-        readers = [script for part, script in scripts if ALL_ARGUMENTS & set(part.words)]
+        readers = [script for script in scripts if ALL_ARGUMENTS & set(script.words)]
         return readers[0].switch(flag) if len(readers) == 1 else None
 
     return switch_of
