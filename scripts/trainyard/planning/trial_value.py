@@ -32,7 +32,7 @@ class TrialWork:
     units: Mapping[str, str] = field(default_factory=dict)  # of its metrics; "" for those without
     began_late_at: float | None = None  # its first epoch, if others began with an earlier one
     hidden_error: str = ""  # at the end of its output, although it succeeded
-    began_again_after: float | None = None  # the epoch before it reported its first one again, as a further training
+    began_again_after: float | None = None  # the epoch before it reported an earlier one again, as a further training
 
 
 @dataclass(frozen=True)
@@ -213,6 +213,8 @@ def work_of(state: History, attempt: Attempt) -> TrialWork:
 
 
 def _find_new_beginning(attempt: Attempt) -> float | None:
-    """The epoch after which an attempt reported its first one again; None if it did not."""
-    epochs = [row["epoch"] for row in attempt.epochs if "epoch" in row]
+    """The epoch after which an attempt reported its first one again, or at its end another; None if it did not."""
+    epochs: list[float] = [row["epoch"] for row in attempt.epochs if "epoch" in row]
+    if len(epochs) > 1 and epochs[-1] < epochs[-2]:  # of the best one, say
+        return epochs[-2]
     return next((before for before, after in pairwise(epochs) if after <= epochs[0]), None)

@@ -183,7 +183,10 @@ HELD_OUT: Final = rf"(?:test|dev|eval|val){_ENDINGS}"
 _KINDS: Final = re.compile(
     rf"(?<![a-z])(?=[tdevs])(?:(train|test|dev|eval|val){_ENDINGS}|(ema|student|teacher)(?![a-z]))"
 )
-_SUMMARY: Final = re.compile(r"(?<![a-z])(best|max|mean|average|avg|std)(?![a-z])(?:\D|(?<=[@a-z])\d+){0,40}$")
+_SUMMARY: Final = re.compile(
+    r"(?<![a-z])(best|max|mean|average|avg|std|loaded|loading|restored|restoring)(?![a-z])"
+    r"(?:\D|(?<=[@a-z])\d+|(?<=epoch[ :=#])\d+|(?<=epoch: )\d+){0,40}$"
+)
 _WITHIN_WORD: Final = re.compile(r"(?<=[a-z])(?=[A-Z])")  # as in `ValLoss`
 
 

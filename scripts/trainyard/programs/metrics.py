@@ -226,6 +226,7 @@ class MetricsCollector:
             return []  # the parser of lines has looked at units and at the words before each number
         words = {key: text for key, text in texts.items() if key not in numbers and not re.search(r"\d", text)}
         subject = next(filter(None, map(find_subject, filter(str.isidentifier, words.values()))), "")
+        melted = next((texts[key] for key in ("name", "metric", "key", "tag", "variable") if key in texts), "")
         epoch = numbers.get("epoch")
         unread = list[str]()
         for name in numbers:
@@ -237,7 +238,7 @@ class MetricsCollector:
                 if known_words.get(key, words[key]) != words[key]:
                     differ = f"{known_words[key]!r} and {words[key]!r}"
                     self._notes.warn("texts", f"{name}: rows of one epoch differ in {key}, {differ}: the last counts")
-            is_read = self._notes.note_subject(name, subject, _TEXTS_TELL)
+            is_read = self._notes.note_subject(name, (name == "value" and melted) or subject, _TEXTS_TELL)
             if is_read and numbers[name] is not None:
                 is_read = self._notes.note_unit(name, "%" if texts.get(name, "").endswith("%") else "")
             if not is_read:

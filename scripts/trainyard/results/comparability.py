@@ -143,7 +143,7 @@ def _describe_new_beginnings(work: Mapping[str, TrialWork], score: Score) -> lis
         return []
     trial, epoch = next(iter(beginnings.items()))
     count = f"{len(beginnings)} of {count_of(len(work), 'finished trial')}"
-    again = f"report their first epoch again, as trial {trial} after epoch {epoch:.6g}"
+    again = f"report an earlier epoch again, as trial {trial} after epoch {epoch:.6g}"
     counts = f"if their programs train several times, the {describe_score(score)} of all trainings counts"
     return [f"{count} {again}: {counts}; have them print the one value to rank by at the end, under another name"]
 

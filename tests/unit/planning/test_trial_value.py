@@ -373,10 +373,17 @@ def test_a_program_that_trains_several_times_is_said_with_what_counts(tmp_path, 
     first, *_ = state.trials
     assert ranking.best_trial.score == ranking.best_trial.judged.get("val_acc", value) == value
     assert describe_ranking(ranking)[1] == (
-        f"1 of 2 finished trials report their first epoch again, as trial {first} after epoch 3: if their programs "
+        f"1 of 2 finished trials report an earlier epoch again, as trial {first} after epoch 3: if their programs "
         f"train several times, the {score} epoch of all trainings counts; have them print the one value to rank by at "
         "the end, under another name"
     )
+
+
+def test_a_program_whose_last_line_is_of_an_earlier_epoch_is_said(tmp_path):
+    """As `restored epoch 2 val_acc 0.9`, which a pattern for epochs finds, too."""
+    rows = [*rows_of([0.7, 0.9, 0.8]), {"epoch": 2, "val_acc": 0.9}]
+    state = ran(tmp_path, {0.0: {"rows": rows}, 0.1: [0.1, 0.2, 0.3]})
+    assert any("report an earlier epoch again" in line for line in describe_ranking(rank_sweep(state)))
 
 
 def test_the_metrics_of_the_best_epoch_are_those_of_its_own_training(tmp_path):

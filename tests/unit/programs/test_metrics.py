@@ -596,6 +596,9 @@ def test_rows_of_training_and_validation_with_other_metrics_are_joined(tmp_path)
      ("loss: (?P<n>{number})", ["step: 9 loss: 7.1", "validate step: 9 loss: 7.4"], "n is of unnamed data and of val"),
      ("loss (?P<n>{number})", ["Training loss 0.6", "Evaluating: loss 0.5"], "n is of train and of eval"),
      ("Loss (?P<n>{number})", ["TrainLoss 0.6", "ValidLoss 0.5"], "n is of train and of val"),
+     ("f1 (?P<n>{number})", ["epoch 1 f1 0.5", "best: epoch 1 f1 0.5"], "n is of unnamed data and of best"),
+     ("f1 (?P<n>{number})", ["epoch 3 f1 0.5", "Restored epoch=2 f1 0.6"], "n is of unnamed data and of restored"),
+     ("f1 (?P<n>{number})", ["epoch 1 f1 0.5 (best 0.5)", "epoch 2 f1 0.4 (best 0.5)"], ""),
      ("f1 (?P<n>{number})", ["test f1 0.5", "best test f1 0.6"], "n is of test and of best test"),
      ("f1 (?P<best>{number})", ["f1 0.5", "best f1 0.6"], "best is of unnamed data and of best"),
      ("f1 (?P<n>{number}) of test", ["f1 0.5 of test", "test f1 0.6 of test"], "n is of unnamed data and of test"),
@@ -636,6 +639,13 @@ def test_a_pattern_that_matches_no_negative_numbers_or_nan_is_refused_where_it_m
     expected = {"n": f"the pattern {pattern} does not match {missed} for n: write (?P<n>{{number}})"} if missed else {}
     assert found.unread == expected
     assert ("n" in found.latest) == (not missed)
+
+
+def test_values_of_several_metrics_in_one_column_are_not_read(tmp_path):
+    found = reported(tmp_path, file="m.csv")
+    (tmp_path / "m.csv").write_text("step,name,value\n1,acc,0.5\n1,lr,0.001\n")
+    found.new_rows(final=True)
+    assert "value is of acc and of lr: only a text in its rows tells which" in found.unread["value"]
 
 
 @pytest.mark.parametrize("word", ["mean", "std", "best"])
