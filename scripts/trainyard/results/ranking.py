@@ -6,7 +6,7 @@ import operator
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from trainyard.config.metric_names import DURATION, Mode, guess_mode, is_timing
@@ -76,6 +76,7 @@ class Configuration:
     ) -> None:
         self.values = values
         self.trials = trials
+        self.levels = levels
         # The trials that count finished, and their metric is a finite number.
         self.finished = [trial for trial in trials if trial.counts and trial.status == TrialStatus.FINISHED]
         fresh = [trial for trial in self.finished if trial.is_fresh]
@@ -328,7 +329,7 @@ def describe_ranking(ranking: Ranking) -> list[str]:
 
 
 def _describe_values(ranking: Ranking) -> list[str]:
-    """How many trials had a better value before their last epoch, and the best of these; or what their scores lack."""
+    """What the answer would be by the best epochs, if some trials had a better one; or what their scores lack."""
     if is_timing(ranking.metric):
         return []
     if ranking.score != "last":
@@ -338,9 +339,26 @@ def _describe_values(ranking: Ranking) -> list[str]:
         return []
     trial, best = min(better.items(), key=lambda item: _cost(item[1].value, ranking.mode))
     count = f"{len(better)} of {count_of(len(ranking.finished), 'trial')} had a better {ranking.metric} before"
-    who = "" if trial in ranking.counting[0].trials else "another configuration, "
-    first = f"the best of them {best.value:.6g} at epoch {best.epoch:.6g}, by {who}trial {trial.trial}"
-    return [f"values are those of the last epoch: {count}, {first}{_with_values(trial, ranking)}"]
+    count += " its last epoch" if len(better) == 1 else " their last epoch"
+    first = f"the best of them {best.value:.6g} at epoch {best.epoch:.6g}, by trial {trial.trial}"
+    if ranking.objectives or ranking.constraints:  # whose values at other epochs are not known here
+        return [f"{count}, {first}"]
+    other = _rank_best_epochs(ranking)
+    if other.counting[0].values == ranking.counting[0].values:
+        return [f"with `score: best`, the answer would be the same; {count}, {first}"]
+    return [f"with `score: best`, the answer would be {_describe(other.counting[0], other)}; {count}"]
+
+
+def _rank_best_epochs(ranking: Ranking) -> Ranking:
+    """The ranking if trials counted by their best epochs."""
+    trials = list[RankedTrial]()
+    for trial in ranking.trials:
+        value = trial.value
+        if value and value.best:
+            value = replace(value, value=value.best.value, epoch=value.best.epoch, score="best")
+        trials.append(replace(trial, value=value))
+    levels = ranking.configurations[0].levels
+    return replace(ranking, configurations=rank_configurations(trials, ranking.mode, ranking.average, levels))
 
 
 def _describe_stopped(ranking: Ranking) -> list[str]:

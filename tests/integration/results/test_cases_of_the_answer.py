@@ -40,8 +40,8 @@ def test_the_answer_names_the_last_epoch_and_the_better_ones_before(project):
     value = f"0.88 at its last epoch, 10 of 10, by trial {best} with weight_decay = 0.1"
     assert first == f"best val_acc (highest, guessed from its name): {value}"
     assert more[-1] == (
-        "values are those of the last epoch: 2 of 3 trials had a better val_acc before, the best of them 0.93 at "
-        f"epoch 4, by another configuration, trial {overfits} with weight_decay = 0.0"
+        f"with `score: best`, the answer would be 0.93, its best, at epoch 4 of 10, by trial {overfits} with "
+        "weight_decay = 0.0; 2 of 3 trials had a better val_acc before their last epoch"
     )
     assert f"# Sweep wd: {first}\n# {more[0]}" in (state.folder / "best.yaml").read_text()
     rows = ranking_table(ranking).set_index("weight_decay")

@@ -84,6 +84,30 @@ def test_the_best_epoch_ranks_trials_and_is_named(tmp_path):
     assert "score: best" in written
 
 
+@pytest.mark.parametrize(
+    ("curves", "keys", "expected"),
+    [
+        (CURVES, {}, "0.93, its best, at epoch 4 of 10, by trial <0.0> with decay = 0.0; 2 of 3 trials had a better"),
+        (
+            {0.0: [0.1, 0.2], 0.1: [0.6, 0.9, 0.8]},
+            {},
+            "the same; 1 of 2 trials had a better val_acc before its last epoch, the best of them 0.9 at epoch 2, by "
+            "trial <0.1>",
+        ),
+        (
+            {0: [0.1, 0.9, 0.2], 1: [0.7, 0.3], 2: [0.5, 0.5], 3: [0.4, 0.45]},
+            {"args": {"seed": 0}, "repeats": 2, "grid": {"decay": [0.0, 0.1]}},
+            "0.7 ± 0.28 (n = 2) with decay = 0.0; its best trial is",
+        ),
+    ],
+)
+def test_whether_the_best_epochs_would_give_another_answer_is_said(tmp_path, curves, keys, expected):
+    _, more = described(ran(tmp_path, curves, **keys))
+    assert more[-1].startswith(f"with `score: best`, the answer would be {expected}")
+    first, _ = described(ran(tmp_path / "best", curves, score="best", **keys))
+    assert "the same" in expected or f"would be {first}; " in more[-1]
+
+
 def test_the_mean_of_the_last_epochs_ranks_trials(tmp_path):
     state = ran(tmp_path, score={"mean": 3})
     first, more = described(state)
