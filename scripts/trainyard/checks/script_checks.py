@@ -214,6 +214,10 @@ class _OptionChecks:
         names = {name.lstrip("-").replace("-", "_"): name for name in script.flags}
         names = {plain: name for plain, name in names.items() if plain.startswith("no_") == key.startswith("no_")}
         remedy = suggest(key, names, otherwise=others)
+        if script.reads_pairs and not script.is_strict:
+            how = f"write {{args:hydra}}, or `{flag[2:]}={{{key}}}`"
+            yield self._find(f"{flag} is ignored by {script.path}, which reads `lr=0.1`", how, verdict="warns")
+            return
         if not script.is_strict and (script.library != "argparse" or remedy == others):
             return
         for plain, name in names.items():

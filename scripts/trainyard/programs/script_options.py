@@ -125,6 +125,12 @@ class Script:
         return self.library == "argparse" and self.source.is_whole and refuses_other_options(self.source)
 
     @property
+    def reads_pairs(self) -> bool:
+        """Whether it takes settings such as `lr=0.1` by OmegaConf, which ignores `--lr 0.1`."""
+        methods = {method(call) for file in self.source.files for call in file.calls}
+        return not methods.isdisjoint(("from_cli", "from_dotlist"))
+
+    @property
     def checkpoint(self) -> str:
         """The suffix of the first file in its source whose name is that of a checkpoint; `.pt` without one."""
         texts = (text for file in self.source.files for text in file.texts(file.tree))
@@ -246,7 +252,7 @@ def _switch_of_library(library: Library, flag: str) -> Switch | None:
         case "fire":
             return Switch((f"{flag}=True",), (f"{flag}=False",))
         case "absl":
-            return Switch((flag,), (f"--no{name}",))
+            return Switch((flag,), (f"--no{flag.removeprefix('--')}",))
     return None
 
 

@@ -280,6 +280,23 @@ def test_absl_takes_the_word_after_a_boolean_for_something_else(look, command, i
     ] * is_refused
 
 
+FROM_CLI = "from omegaconf import OmegaConf\nc = OmegaConf.from_cli()\n"
+UNKNOWN = PARSER + "from omegaconf import OmegaConf\n_, rest = p.parse_known_args()\nOmegaConf.from_dotlist(rest)\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "command", "is_said"),
+    [(FROM_CLI, "{args}", True), (FROM_CLI, "--net.width={net.width}", True), (FROM_CLI, "{args:hydra}", False),
+     (FROM_CLI, "net.width={net.width}", False), (UNKNOWN, "{args}", True), (UNKNOWN, "{args:hydra}", False)],
+)  # fmt: skip
+def test_an_option_for_a_script_that_reads_pairs_is_said(look, text, command, is_said):
+    """OmegaConf takes `--net.width` and `64` for keys of their own, so that all trials are equal."""
+    mistakes, warnings = look(text, command=f"python train.py {command}", grid={"net.width": [64, 128]})
+    assert mistakes == []
+    said = "--net.width is ignored by train.py, which reads `lr=0.1`"
+    assert [said in line for line in warnings] == [True] * is_said, warnings
+
+
 GPU = PARSER + "p.add_argument('--gpu', default='0')\na = p.parse_args()\n"
 OWN_GPU = "--gpu', default='0')\na = p.parse_args()\nos.environ['CUDA_VISIBLE_DEVICES'] = a.gpu\n"
 ALONE, ON_GPUS = {"gpus_per_node": 0}, {"gpus_per_node": 4}

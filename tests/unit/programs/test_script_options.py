@@ -217,6 +217,10 @@ def test_a_field_of_a_class_that_is_not_in_the_source_is_turned_off_as_its_libra
     assert read_script(path).switch("--fp16") == Switch(("--fp16", "true"), ("--fp16", "false"))
     path.write_text("import tyro, models\ntyro.cli(models.Config)\n")
     assert read_script(path).switch("--net.fast") == Switch(("--net.fast",), ("--net.no-fast",))
+    path.write_text(
+        "from absl import flags\nfrom ml_collections import config_flags\nflags.DEFINE_float('lr', 0, '')\n"
+    )
+    assert read_script(path).switch("--config.ema") == Switch(("--config.ema",), ("--noconfig.ema",))
     path.write_text("import sys\nmain(sys.argv)\n")
     assert read_script(path).switch("--amp") is None
 
