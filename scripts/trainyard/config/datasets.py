@@ -1,10 +1,11 @@
 """The section `datasets` of the config: one model per data source."""
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt
 
-from trainyard.config.train import FunctionPath, Section, hint, invalid
+from trainyard.config.train import FunctionPath, Section, hint
 
 Url = Annotated[
     str,
@@ -79,13 +80,11 @@ class ImageFolder(Section):
         description="Fraction of the images for validation, stratified by class, if the split is random.",
     )
 
-    @model_validator(mode="after")
-    def _check_combinations(self) -> "ImageFolder":
+    def _problems(self) -> Iterator[str]:
         if (self.root is None) == (self.url is None):
-            raise invalid("give either root or url")
+            yield "give either root or url"
         if (self.height is None) != (self.width is None):
-            raise invalid("give both height and width, or neither")
-        return self
+            yield "give both height and width, or neither"
 
 
 class Table(Section):
@@ -133,11 +132,9 @@ class Python(Section):
         "for augmentation of your own. Such images may also be normalized float32 of shape (C, H, W).",
     )
 
-    @model_validator(mode="after")
-    def _check_targets(self) -> "Python":
+    def _problems(self) -> Iterator[str]:
         if self.targets is not None and (self.classes is not None or not self.on_the_fly):
-            raise invalid("targets need `on_the_fly: true`, and take the place of classes")
-        return self
+            yield "targets need `on_the_fly: true`, and take the place of classes"
 
 
 Dataset = Annotated[Digits | Torchvision | ImageFolder | Synthetic | Table | Python, Field(discriminator="source")]

@@ -4,6 +4,7 @@ import math
 import re
 import shlex
 from abc import abstractmethod
+from collections.abc import Iterator
 from pathlib import Path, PurePath
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -15,7 +16,6 @@ from pydantic import (
     StringConstraints,
     Tag,
     field_validator,
-    model_validator,
 )
 
 from trainyard.config.metric_names import DEFAULT_METRIC, MINIMIZED_IN_WORDS
@@ -83,11 +83,9 @@ class Scaling(Study):
         """The `summary.json` of each run in the folder of the study, by scale."""
         return {scale: [folder / run / "summary.json" for run in self.runs(scale)] for scale in self.scales}
 
-    @model_validator(mode="after")
-    def _check_scales(self) -> "Scaling":
+    def _problems(self) -> Iterator[str]:
         if len(set(self.scales)) < len(self.scales):
-            raise invalid("a scale is listed twice")
-        return self
+            yield "a scale is listed twice"
 
     def describe_step(self, run: str) -> str:
         """What a run's scale changes in a step, for the plan; "" if it is not known."""
@@ -181,23 +179,18 @@ class TrainScaling(Scaling):
         images = self.train.images_per_step(gpus=nodes * gpus)
         return f", {images:,} images per step, lr {self.lr_at(run):g} (lr_scaling: {self.lr_scaling})"
 
-    @model_validator(mode="after")
-    def _check_metric(self) -> "TrainScaling":
+    def _problems(self) -> Iterator[str]:
+        yield from super()._problems()
         if self.metric not in (known := self.train.epoch_metrics):
-            raise invalid(f"metric is {self.metric}, which no epoch reports; known: {', '.join(known)}")
-        return self
-
-    @model_validator(mode="after")
-    def _check_batch(self) -> "TrainScaling":
+            yield f"metric is {self.metric}, which no epoch reports; known: {', '.join(known)}"
         if self.mode == "strong" and self.lr_scaling != "none":
-            raise invalid("lr_scaling is for weak scaling: strong scaling fixes the global batch")
+            yield "lr_scaling is for weak scaling: strong scaling fixes the global batch"
         sizes = [nodes * gpus * self.train.accumulation for nodes, gpus in map(split_scale, self.scales)]
         batch = self.train.batch_size
         wrong = [scale for scale, size in zip(self.scales, sizes, strict=True) if batch % size]
         if self.mode == "strong" and wrong:
             times = f" in {self.train.accumulation} parts" if self.train.accumulation > 1 else ""
-            raise invalid(f"the global batch of {batch} cannot be split evenly{times} at {', '.join(wrong)}")
-        return self
+            yield f"the global batch of {batch} cannot be split evenly{times} at {', '.join(wrong)}"
 
 
 class ScriptScaling(CommandOptions, Scaling):
@@ -262,11 +255,10 @@ class ScriptScaling(CommandOptions, Scaling):
         """The further options of the launcher."""
         return split_launcher(self.launcher)[1:]
 
-    @model_validator(mode="after")
-    def _check_script(self) -> "ScriptScaling":
+    def _problems(self) -> Iterator[str]:
+        yield from super()._problems()
         self.check_arguments(self.script, self.args, SCALE_PLACEHOLDERS, program="the script")
         self.check_resume(self.script, self.args, in_shell=False)
-        return self
 
 
 def split_launcher(launcher: Command) -> list[str]:

@@ -2,13 +2,13 @@
 
 import json
 import tomllib
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path, PurePath
 from typing import Any, Final
 
 import yaml
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from trainyard.config.parser import read_as_written, write_yaml
 from trainyard.config.placeholders import dotted_items, unnamed_items
@@ -28,18 +28,17 @@ class Settings(Section):
     file: str = Field(description="Its name, whose suffix tells its format.")
     text: str | None = Field(None, description="Its content; without it, the file of a trial has the arguments alone.")
 
-    @model_validator(mode="after")
-    def _check_content(self) -> "Settings":
+    def _problems(self) -> Iterator[str]:
         if self._suffix not in _PARSERS:
             endings = "must end in .json, .yaml, .yml or .toml"
-            raise invalid(f"{self.file} {endings}; json, yaml or toml alone is a file with the arguments only")
+            yield f"{self.file} {endings}; json, yaml or toml alone is a file with the arguments only"
         try:
             is_mapping = self.text is None or isinstance(self.content, dict)
         except (yaml.YAMLError, ValueError, RecursionError) as error:
-            raise invalid(f"{self.file} cannot be read: {' '.join(str(error).split())}") from None
+            yield f"{self.file} cannot be read: {' '.join(str(error).split())}"
+            return
         if not is_mapping:
-            raise invalid(f"{self.file} must be a mapping of settings")
-        return self
+            yield f"{self.file} must be a mapping of settings"
 
     @property
     def _suffix(self) -> str:

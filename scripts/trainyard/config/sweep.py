@@ -5,7 +5,7 @@ import math
 import re
 import warnings
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
 from functools import cached_property
@@ -111,11 +111,9 @@ class Range(Section):
     step: int | float = Field(1, description="Distance between values.", gt=0)
     when: When = {}
 
-    @model_validator(mode="after")
-    def _check_order(self) -> "Range":
+    def _problems(self) -> Iterator[str]:
         if self.stop < self.start:
-            raise invalid(f"stop ({self.stop}) is below start ({self.start})")
-        return self
+            yield f"stop ({self.stop}) is below start ({self.start})"
 
     @property
     def count(self) -> int:
@@ -147,25 +145,23 @@ class Uniform(Section):
     when: When = {}
     guess: float | None = Field(None, description="For `search`: the value of the first configuration.")
 
-    @model_validator(mode="after")
-    def _check_numbers_fit(self) -> "Uniform":
+    def _problems(self) -> Iterator[str]:
         if self.step and self.log:
-            raise invalid("with log there is no step: give one of the two")
+            yield "with log there is no step: give one of the two"
         if self.step and self.integer and (self.step % 1 or self.low % 1):
-            raise invalid("with integer, low and step must be integers")
+            yield "with integer, low and step must be integers"
         if self.guess is not None and not self.low <= self.guess <= self.high:
-            raise invalid(f"guess ({self.guess}) is not from {self.low} to {self.high}")
+            yield f"guess ({self.guess}) is not from {self.low} to {self.high}"
         if self.high < self.low:
-            raise invalid(f"high ({self.high}) is below low ({self.low})")
+            yield f"high ({self.high}) is below low ({self.low})"
         if self.log and self.low <= 0:
-            raise invalid(f"with log, low must be above 0, not {self.low}")
+            yield f"with log, low must be above 0, not {self.low}"
         if self.integer and math.floor(self.high) < math.ceil(self.low):
-            raise invalid(f"there is no integer from {self.low} to {self.high}")
+            yield f"there is no integer from {self.low} to {self.high}"
         if self.step and self.guess is not None:
             steps = (self.guess - self.low) / self.step
             if abs(steps - round(steps)) > 0.001:
-                raise invalid(f"guess ({self.guess}) is not a step of {self.step} from {self.low}")
-        return self
+                yield f"guess ({self.guess}) is not a step of {self.step} from {self.low}"
 
     @property
     def steps(self) -> int:
@@ -235,11 +231,9 @@ class Choice(Section):
     when: When = {}
     guess: Any = Field(None, description="For `search`: the value of the first configuration.")
 
-    @model_validator(mode="after")
-    def _check_guess(self) -> "Choice":
+    def _problems(self) -> Iterator[str]:
         if self.guess is not None and self.guess not in self.choices:
-            raise invalid(f"guess ({self.guess}) is not among the choices")
-        return self
+            yield f"guess ({self.guess}) is not among the choices"
 
 
 def _is_flat(value: Any) -> bool:
@@ -338,30 +332,28 @@ class Search(Section):
     values: Draws = Field(description=_DRAWS)
     seed: int = Field(0, description="Random seed.")
 
-    @model_validator(mode="after")
-    def _check_method(self) -> "Search":
+    def _problems(self) -> Iterator[str]:
         for key, values in self.values.items():
             if self.method == "brute_force" and isinstance(values, Uniform) and not (values.step or values.integer):
-                raise invalid(f"brute_force cannot run every value of {key}: give a list, step or integer")
+                yield f"brute_force cannot run every value of {key}: give a list, step or integer"
         if self.options:
-            self._check_options()
-        return self
+            yield from self._problems_of_options()
 
-    def _check_options(self) -> None:
-        """Raise an error unless the options are arguments of Optuna's sampler."""
+    def _problems_of_options(self) -> Iterator[str]:
+        """The options must be arguments of Optuna's sampler."""
         parameters = signature(self._sampler_class()).parameters.values()
         options = {each.name: each for each in parameters if _SCALAR.fullmatch(str(each.annotation))}
         options.pop("seed", None)
         for name in self.options.keys() - options.keys():
-            raise invalid(f"{self.method} has no option {name}; {suggest(name, options)}")
+            yield f"{self.method} has no option {name}; {suggest(name, options)}"
         for name, value in self.options.items():
             kind = options[name].annotation
             if not TypeAdapter(kind).validator.isinstance_python(value, strict=True):
-                raise invalid(f"{name}: {value!r} is of another type: give {kind}")
+                yield f"{name}: {value!r} is of another type: give {kind}"
         try:
             self.sampler(0)
         except (TypeError, ValueError) as error:
-            raise invalid(str(error)) from None
+            yield str(error)
 
     @property
     def learns(self) -> bool:
@@ -528,27 +520,25 @@ class Slots(Section):
             return {"gpus_per_node": 0, **content}
         return {"cpus": content.get("cpus_per_trial", 1), **content} if content.get("gpus_per_node") == 0 else content
 
-    @model_validator(mode="after")
-    def _check_keys(self) -> "Slots":
+    def _problems(self) -> Iterator[str]:
         """Check that no key divides GPUs that are not requested, or gives the number of slots a second time."""
         keys = self.model_fields_set - ({"mps"} if self.mps == "off" else set())
         of_gpus = [key for key in ("gpus_per_trial", "mps") if key in keys]
         if not self.has_gpus and of_gpus:
-            raise invalid(f"{of_gpus[0]} is about GPUs, but gpus_per_node is 0: remove it, and give cpus")
+            yield f"{of_gpus[0]} is about GPUs, but gpus_per_node is 0: remove it, and give cpus"
         if self.has_gpus and "cpus" in self.model_fields_set:
-            raise invalid("cpus is for jobs without GPUs; with GPUs, give gpus_per_node and cpus_per_trial")
+            yield "cpus is for jobs without GPUs; with GPUs, give gpus_per_node and cpus_per_trial"
         if not self.has_gpus and self.cpus % self.cpus_per_trial:
-            raise invalid(f"trials of {self.cpus_per_trial} CPUs cannot share {self.cpus} evenly: give a multiple")
+            yield f"trials of {self.cpus_per_trial} CPUs cannot share {self.cpus} evenly: give a multiple"
         if self.nodes_per_trial > 1 and (not self.has_gpus or "gpus_per_trial" in keys):
             remedy = "give gpus_per_node, not gpus_per_trial"
-            raise invalid(f"a trial takes all GPUs of its {self.nodes_per_trial} nodes: {remedy}")
+            yield f"a trial takes all GPUs of its {self.nodes_per_trial} nodes: {remedy}"
         if self.cpus > MAX_SLOTS:
-            raise invalid(f"a job has at most {MAX_SLOTS} CPUs")
+            yield f"a job has at most {MAX_SLOTS} CPUs"
         if self.has_gpus and (self.share < MIN_SHARE or self.gpus > MAX_SLOTS):
-            raise invalid(f"a trial has at least {MIN_SHARE} GPUs, and a job at most {MAX_SLOTS}")
+            yield f"a trial has at least {MIN_SHARE} GPUs, and a job at most {MAX_SLOTS}"
         if self.node_share > self.gpus_per_node:
-            raise invalid(f"a trial of {self.gpus_per_trial} GPUs does not fit a node of {self.gpus_per_node}")
-        return self
+            yield f"a trial of {self.gpus_per_trial} GPUs does not fit a node of {self.gpus_per_node}"
 
     @property
     def has_gpus(self) -> bool:
@@ -661,11 +651,9 @@ class Budget(Section):
                 raise invalid(f"{until!r} is no date and time: write it as 2026-12-01 08:00") from None
         return until
 
-    @model_validator(mode="after")
-    def _check_limit(self) -> "Budget":
+    def _problems(self) -> Iterator[str]:
         if not (self.gpu_hours or self.hours or self.until):
-            raise invalid("has no limit: give gpu_hours, hours or until")
-        return self
+            yield "has no limit: give gpu_hours, hours or until"
 
     @property
     def unit_seconds(self) -> float:
@@ -684,13 +672,11 @@ class MetricLimits(Section):
     min: float | None = Field(None, description="Least value.")
     max: float | None = Field(None, description="Largest value.")
 
-    @model_validator(mode="after")
-    def _check_limits(self) -> "MetricLimits":
+    def _problems(self) -> Iterator[str]:
         if self.min is None and self.max is None:
-            raise invalid("has no limit: give min or max")
+            yield "has no limit: give min or max"
         if self.min is not None and self.max is not None and self.max < self.min:
-            raise invalid(f"max ({self.max}) is below min ({self.min})")
-        return self
+            yield f"max ({self.max}) is below min ({self.min})"
 
     def excess(self, value: float) -> float:
         """By how much a value is outside of the limits: at most 0 within them, infinite for NaN."""
@@ -834,70 +820,66 @@ class Sweep(Study):
         mode = objectives.get(metric) if isinstance(metric, str) else None
         return {**({"mode": mode} if mode in ("min", "max") else {}), **content, "metric": metric}
 
-    @model_validator(mode="after")
-    def _check_objectives(self) -> "Sweep":
+    def _problems(self) -> Iterator[str]:
+        yield from self._problems_of_objectives()
+        stop = self.stop
+        if stop and stop.method == "hyperband" and stop.grace_period > (stop.epochs or self.epochs_of_all):
+            yield "hyperband needs the `epochs` of a complete trial, which are not fewer than grace_period"
+        yield from self._problems_of_repeats()
+        yield from self._problems_of_average()
+        if twice := self.paired.keys() & self.grid.keys():
+            column = min(twice)
+            yield f"grid has {column}, which the mappings of {self.paired[column]} have: give one of the two"
+
+    def _problems_of_objectives(self) -> Iterator[str]:
         if self.objectives:
             names = ", ".join(f"{name}: {mode}" for name, mode in self.objectives.items())
             if len(self.objectives) == 1:
-                raise invalid(f"{names} is only one: give metric and mode")
+                yield f"{names} is only one: give metric and mode"
             if (self.metric, self.mode) not in self.objectives.items():
                 metric = f"{self.metric}: {self.mode}" if self.mode else self.metric
-                raise invalid(f"metric is {metric}, which is not among the objectives: {names}")
+                yield f"metric is {metric}, which is not among the objectives: {names}"
         unable = "several objectives" if self.objectives else "constraints"
         if self.search and self.search.method == "cmaes" and (self.objectives or self.constraints):
-            raise invalid(f"cmaes cannot search with {unable}; tpe, gp, nsgaii and nsgaiii can")
-        return self
+            yield f"cmaes cannot search with {unable}; tpe, gp, nsgaii and nsgaiii can"
 
-    @model_validator(mode="after")
-    def _check_goal_and_stop(self) -> "Sweep":
-        stop = self.stop
-        if stop and stop.method == "hyperband" and stop.grace_period > (stop.epochs or self.epochs_of_all):
-            raise invalid("hyperband needs the `epochs` of a complete trial, which are not fewer than grace_period")
-        return self
-
-    @model_validator(mode="after")
-    def _check_repeats(self) -> "Sweep":
+    def _problems_of_repeats(self) -> Iterator[str]:
         if self.repeat_best and self.repeats == 1:
-            raise invalid(f"repeat_best: {self.repeat_best} needs the number of seeds, such as repeats: 3")
+            yield f"repeat_best: {self.repeat_best} needs the number of seeds, such as repeats: 3"
         if self.repeats > 1:
             if varied := [key for key in self._keys_of_parts if is_seed(key)]:
-                raise invalid(f"repeats varies the seed, as {varied[0]} does: give one of the two")
+                yield f"repeats varies the seed, as {varied[0]} does: give one of the two"
             if self.seed_key is None:
                 remedy = "give args: {seed: 0}, and {seed} or {args} in a command"
-                raise invalid(f"repeats needs your program's seed: {remedy}")
+                yield f"repeats needs your program's seed: {remedy}"
             if not isinstance(self.first_seed, int):
                 counted = f"counts the seeds from {self.seed_key}, which is {self.first_seed!r}"
-                raise invalid(f"repeats {counted}: give a whole number")
-        return self
+                yield f"repeats {counted}: give a whole number"
 
-    @model_validator(mode="after")
-    def _check_average(self) -> "Sweep":
+    def _problems_of_average(self) -> Iterator[str]:
         drawn = [part.values for part in (self.sample, self.search) if part]
         in_grid = (self.grid.keys() | self.paired.keys()).intersection(self.average)
         for key in self.average:
             if is_seed(key):
-                raise invalid(f"average: trials that differ in {key} are one configuration anyway: remove it")
+                yield f"average: trials that differ in {key} are one configuration anyway: remove it"
             if key not in self._keys_of_parts:
-                raise invalid(f"average: {key} is no varied key; {suggest(key, self._keys_of_parts)}")
+                yield f"average: {key} is no varied key; {suggest(key, self._keys_of_parts)}"
             is_listed = key in self.grid or not (drawn or in_grid)
             if (
                 not (is_listed and self.averaged)
                 or condition_of(self.grid.get(key, []))
                 or any(key in of for of in drawn)
             ):
-                raise invalid(f"average: each configuration needs all values of {key}: give them as a list in `grid`")
+                yield f"average: each configuration needs all values of {key}: give them as a list in `grid`"
         for number, values in enumerate(self.trials):
             level = {key: values[key] for key in self.average if key in values}
             if level and level not in self.averaged:
                 which = ", ".join(f"{key} = {values[key]}" for key in level)
                 keys = ", ".join(self.average)
                 remedy = f"give a value that all configurations have of each of {keys}, or of none"
-                raise invalid(f"average: trials.{number} has {which}: {remedy}")
+                yield f"average: trials.{number} has {which}: {remedy}"
         if self.average and self.stop:
-            raise invalid(
-                "average: stop compares each trial with all others, also at other values: give one of the two"
-            )
-        return self
+            yield "average: stop compares each trial with all others, also at other values: give one of the two"
 
     @cached_property
     def averaged(self) -> list[dict[str, Any]]:
@@ -952,15 +934,15 @@ class Sweep(Study):
         counts = (each.count if isinstance(each, Uniform) else len(options_of(each)) for each in draws)
         return int(min(self.draw_count, math.prod(counts, start=1.0) * self.trials_of_each))
 
-    def _check_metric(self, *, final: Sequence[str], epoch: Sequence[str]) -> None:
-        """Check that trials report what they are judged by, among the metrics of a whole trial and of an epoch."""
+    def _problems_of_metrics(self, *, final: Sequence[str], epoch: Sequence[str]) -> Iterator[str]:
+        """What judges trials must be among the metrics of a whole trial, or with `stop` of an epoch."""
         judged = [self.target[0], *self.objectives, *self.constraints]
         wanted: list[tuple[str | None, Sequence[str], str]]
         wanted = [(metric, (*final, DURATION), "trial") for metric in judged]
         wanted += [(self.target[0], epoch, "epoch")] if self.stop else []
         for metric, known, what in wanted:
             if metric and metric not in known:
-                raise invalid(f"metric is {metric}, which no {what} reports; known: {', '.join(known)}")
+                yield f"metric is {metric}, which no {what} reports; known: {', '.join(known)}"
 
     @property
     @abstractmethod
@@ -1121,13 +1103,6 @@ class Sweep(Study):
         """The key of the grid whose mappings have a column, by column. Those of a key vary only together."""
         return {column: key for key, columns in self.grid_columns.items() for column in columns if column != key}
 
-    @model_validator(mode="after")
-    def _check_paired(self) -> "Sweep":
-        if twice := self.paired.keys() & self.grid.keys():
-            column = min(twice)
-            raise invalid(f"grid has {column}, which the mappings of {self.paired[column]} have: give one of the two")
-        return self
-
     @property
     def _keys_of_parts(self) -> list[str]:
         return list(dict.fromkeys(key for part in self.parts for key in part))
@@ -1160,16 +1135,15 @@ class TrainSweep(Sweep):
     train: Train = Field(Train(), description="The training configuration.")
     profile: ProfiledSteps | None = Field(None, description=PROFILE)
 
-    @model_validator(mode="after")
-    def _check_training(self) -> "TrainSweep":
+    def _problems(self) -> Iterator[str]:
+        yield from super()._problems()
         if self.search and self.slots.ranks > 1 and isinstance(self.search.values.get("batch_size"), Uniform):
             problem = f"{self.slots.ranks} GPUs cannot share each size evenly"
-            raise invalid(f"search draws batch_size from a range, and {problem}: give a list")
+            yield f"search draws batch_size from a range, and {problem}: give a list"
         own = self.train.further_metrics
         metric = self.epoch_metric(self.train)
         best = [f"best_{metric}"] if metric else []
-        self._check_metric(final=(*TRAINING_METRICS, *own, *best), epoch=(*EPOCH_METRICS, *own))
-        return self
+        yield from self._problems_of_metrics(final=(*TRAINING_METRICS, *own, *best), epoch=(*EPOCH_METRICS, *own))
 
     @property
     def base_training(self) -> Train:
@@ -1247,10 +1221,9 @@ class TreeSweep(Sweep):
             return {"goal": "fastest", **content, "slots": {"cpus": AUTO_CPUS}}
         return {**content, "slots": {"gpus_per_node": 0, **slots}} if isinstance(slots, dict) else content
 
-    @model_validator(mode="after")
-    def _check_fit(self) -> "TreeSweep":
-        self._check_metric(final=FIT_METRICS, epoch=ROUND_METRICS)
-        return self
+    def _problems(self) -> Iterator[str]:
+        yield from super()._problems()
+        yield from self._problems_of_metrics(final=FIT_METRICS, epoch=ROUND_METRICS)
 
     @property
     def base(self) -> dict[str, Any]:
@@ -1325,11 +1298,10 @@ class ProgramSweep(ProgramOptions, Sweep):
         except OSError:
             return True
 
-    @model_validator(mode="after")
-    def _check_slots(self) -> "ProgramSweep":
+    def _problems(self) -> Iterator[str]:
+        yield from super()._problems()
         if self.slots.nodes_per_trial > 1:
-            raise invalid("nodes_per_trial is for `train`; a trial with your own program has one node")
-        return self
+            yield "nodes_per_trial is for `train`; a trial with your own program has one node"
 
     @property
     def base(self) -> dict[str, Any]:
@@ -1390,22 +1362,21 @@ class CommandSweep(CommandOptions, ProgramSweep):
     def _check_quoting(cls, command: Command) -> Command:
         return check_quoting(command)
 
-    @model_validator(mode="after")
-    def _check_command(self) -> "CommandSweep":
+    def _problems(self) -> Iterator[str]:
+        yield from super()._problems()
         if self.metrics is None and (self.search or self.stop):
-            raise invalid("search and stop need the metrics of a command: give `metrics`")
+            yield "search and stop need the metrics of a command: give `metrics`"
         if self.metrics is None and self.keep.startswith("best "):
             remedy = "give `metrics`, or `keep: metrics` for the output alone"
-            raise invalid(f"{self.keep} needs the metrics of a command: {remedy}")
+            yield f"{self.keep} needs the metrics of a command: {remedy}"
         if groups := self.metrics.groups if self.metrics else []:
-            self._check_metric(final=groups, epoch=groups)
+            yield from self._problems_of_metrics(final=groups, epoch=groups)
         self.check_resume(self.command, self._argument_names)
         varied = [item for part in self.parts for item in part.items()]
         conditional = {key.split(".")[0] for key, values in varied if condition_of(values)}
         if used := sorted(conditional & self.find_names(self.command)):
             remedy = f"write {{args}} instead of {{{used[0]}}}"
-            raise invalid(f"{used[0]} has no value where its `when` does not hold: {remedy}")
-        return self
+            yield f"{used[0]} has no value where its `when` does not hold: {remedy}"
 
     @property
     def seed_key(self) -> str | None:

@@ -8,7 +8,7 @@ import types
 from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from functools import cache
-from typing import Annotated, Any, ClassVar, Final, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Final, Literal, Self, Union, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -89,6 +89,16 @@ class Section(BaseModel):
         if details:
             raise ValidationError.from_exception_data(cls.__name__, details)
         return content
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for problem in self._problems():
+            raise invalid(problem)
+        return self
+
+    def _problems(self) -> Iterator[str]:
+        """What is wrong with its values together, in sentences of which the first is the error."""
+        yield from ()
 
     @classmethod
     @cache
@@ -249,14 +259,12 @@ class Schedule(TorchSection):
         description="Fraction of all steps used for linear warmup of the learning rate.",
     )
 
-    @model_validator(mode="after")
-    def _check_name(self) -> "Schedule":
+    def _problems(self) -> Iterator[str]:
         if self.name == "constant" and self.arguments:
             known = ", ".join(Schedule.model_fields)
-            raise invalid(f"the schedule constant has no argument {next(iter(self.arguments))!r}; known: {known}")
+            yield f"the schedule constant has no argument {next(iter(self.arguments))!r}; known: {known}"
         if self.name == "onecycle" and self.warmup_fraction:
-            raise invalid("onecycle has a warmup of its own: give pct_start instead of warmup_fraction")
-        return self
+            yield "onecycle has a warmup of its own: give pct_start instead of warmup_fraction"
 
 
 class Augment(Section):
@@ -282,11 +290,9 @@ class Augment(Section):
         """Whether single images are augmented, which is done on uint8."""
         return bool(self.crop_padding or self.resized_crop or self.flip)
 
-    @model_validator(mode="after")
-    def _one_crop(self) -> "Augment":
+    def _problems(self) -> Iterator[str]:
         if self.crop_padding and self.resized_crop:
-            raise invalid("give crop_padding or resized_crop, not both")
-        return self
+            yield "give crop_padding or resized_crop, not both"
 
 
 def _check_order(steps: list[int]) -> list[int]:
@@ -469,16 +475,15 @@ class Train(TrialSpec):
         paths |= {f"metrics.{name}": (path, "metric") for name, path in self.metrics.items()}
         return {key: found for key, found in paths.items() if ":" in found[0] and not found[0].startswith(TIMM)}
 
-    @model_validator(mode="after")
-    def _check_combinations(self) -> "Train":
+    def _problems(self) -> Iterator[str]:
         if taken := sorted({*EPOCH_METRICS} & {*self.further_metrics}):
-            raise invalid(f"{taken[0]} is a metric of its own: use another name")
+            yield f"{taken[0]} is a metric of its own: use another name"
         if self.has_user_loss and self.label_smoothing:
-            raise invalid("label_smoothing is for the loss cross_entropy, not for your own")
+            yield "label_smoothing is for the loss cross_entropy, not for your own"
         if unknown := sorted({*self.metric_args} - {*self.metrics}):
-            raise invalid(f"metric_args: there is no metric {unknown[0]}; known: {', '.join(self.metrics) or 'none'}")
+            yield f"metric_args: there is no metric {unknown[0]}; known: {', '.join(self.metrics) or 'none'}"
         if self.loss_args and not self.has_user_loss:
-            raise invalid("loss_args are for a loss of your own")
+            yield "loss_args are for a loss of your own"
         weights = self.pretrained or ""
         problem = ""
         if name := re.fullmatch(r"\w+_Weights\.(\w+)", weights):
@@ -490,8 +495,7 @@ class Train(TrialSpec):
         elif is_published(weights) and self.small_images:
             problem = "has a stem for large images: leave out small_images"
         if problem:
-            raise invalid(f"pretrained: {weights} {problem}")
-        return self
+            yield f"pretrained: {weights} {problem}"
 
 
 class Training(Train):

@@ -1,10 +1,11 @@
 """The section `trees` of a sweep: gradient-boosted trees by XGBoost or LightGBM."""
 
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt
 
-from trainyard.config.train import TrialSpec, invalid
+from trainyard.config.train import TrialSpec
 
 ClassName = Annotated[str, BeforeValidator(lambda value: value if isinstance(value, str) else str(value))]
 
@@ -94,21 +95,19 @@ class Trees(TrialSpec, extra="allow"):
     )
     seed: int = Field(0, description="Random seed of the library.")
 
-    @model_validator(mode="after")
-    def _check_parameters(self) -> "Trees":
+    def _problems(self) -> Iterator[str]:
         for name in self.parameters:
             if name in _SET_ELSEWHERE:
-                raise invalid(f"give `{_SET_ELSEWHERE[name]}` instead of {name}")
+                yield f"give `{_SET_ELSEWHERE[name]}` instead of {name}"
         if self.library == "xgboost":
-            self._check_xgboost()
-        return self
+            yield from self._problems_of_xgboost()
 
-    def _check_xgboost(self) -> None:
+    def _problems_of_xgboost(self) -> Iterator[str]:
         for first, second in _SAME_IN_XGBOOST:
             if {first, second} <= self.parameters.keys():
-                raise invalid(f"{first} and {second} are two names of one parameter: give one")
+                yield f"{first} and {second} are two names of one parameter: give one"
         if self.early_stopping and self.parameters.get("booster") == "gblinear":
-            raise invalid("gblinear cannot go back to its best round: remove early_stopping, and vary rounds")
+            yield "gblinear cannot go back to its best round: remove early_stopping, and vary rounds"
 
     @property
     def content(self) -> dict[str, Any]:

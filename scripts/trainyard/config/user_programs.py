@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -14,7 +14,6 @@ from pydantic import (
     Field,
     PositiveFloat,
     StringConstraints,
-    model_validator,
 )
 
 from trainyard.config.placeholders import (
@@ -172,28 +171,26 @@ class Metrics(Section):
         "pattern must match in one of them, which is checked before anything is submitted.",
     )
 
-    @model_validator(mode="after")
-    def _check_patterns(self) -> "Metrics":
+    def _problems(self) -> Iterator[str]:
         if (self.file is None) == (self.pattern is None):
-            raise invalid("give one of file and pattern")
+            yield "give one of file and pattern"
         if self.sample is not None and self.pattern is None:
-            raise invalid("sample is for pattern: files are read by their format")
+            yield "sample is for pattern: files are read by their format"
         for pattern in self.patterns:
             try:
                 re.compile(pattern)  # as it was written, for the position in an error
                 groups = _compile(pattern).groupindex
             except re.error as error:
-                raise invalid(f"{pattern} is not a regular expression: {error}") from None
+                yield f"{pattern} is not a regular expression: {error}"
+                return
             if not groups:
-                raise invalid(f"{pattern} names no metric: write a group as (?P<val_accuracy>{{number}})")
+                yield f"{pattern} names no metric: write a group as (?P<val_accuracy>{{number}})"
             if typo := next((name for name in _BRACES.findall(pattern) if get_close_matches(name, ["number"])), None):
-                raise invalid(f"{{{typo}}} would match only these very characters; did you mean {{number}}?")
+                yield f"{{{typo}}} would match only these very characters; did you mean {{number}}?"
         lines = self.sample_lines
         for pattern in self.patterns if lines else ():
             if not any(_compile(pattern).search(line) for line in lines):
-                message = f"{pattern} matches nothing in the sample, {'; '.join(lines)}{find_mismatch(pattern, lines)}"
-                raise invalid(message)
-        return self
+                yield f"{pattern} matches nothing in the sample, {'; '.join(lines)}{find_mismatch(pattern, lines)}"
 
     @property
     def sample_lines(self) -> list[str]:
@@ -264,15 +261,13 @@ class Complete(Section):
         "`{out_dir}`). That of an earlier attempt counts if nothing was left to do.",
     )
 
-    @model_validator(mode="after")
-    def _check_one(self) -> "Complete":
+    def _problems(self) -> Iterator[str]:
         if len(self.model_dump(exclude_none=True)) != 1:
-            raise invalid("give one of epoch, line and file")
+            yield "give one of epoch, line and file"
         try:
             _compile(self.line or "")
         except re.error as error:
-            raise invalid(f"{self.line} is not a regular expression: {error}") from None
-        return self
+            yield f"{self.line} is not a regular expression: {error}"
 
     def is_line(self, text: str) -> bool:
         """Whether this line of output says that the program is complete."""
@@ -513,12 +508,11 @@ class CommandOptions(ProgramOptions):
         """The option `checkpoint`."""
         return self.checkpoint
 
-    @model_validator(mode="after")
-    def _check_complete(self) -> "CommandOptions":
+    def _problems(self) -> Iterator[str]:
+        yield from super()._problems()
         if self.complete and self.complete.epoch and (self.metrics is None or self.metrics.numbers_rows):
             remedy = "give a pattern with a group (?P<epoch>{number}), or a line or a file"
-            raise invalid(f"complete: epoch needs `metrics` that find the epoch: {remedy}")
-        return self
+            yield f"complete: epoch needs `metrics` that find the epoch: {remedy}"
 
     @property
     def is_wandb(self) -> bool:
