@@ -118,11 +118,10 @@ def test_a_job_says_of_a_trial_that_is_too_long_for_it_whether_another_one_will_
     """Its program saves a checkpoint in its first attempt only."""
     command = "test -e {trial_dir}/a.pt || echo 1 > {trial_dir}/a.pt; sleep 3600"
     slow.write({"sweeps": {"s": {"command": command, "checkpoint": "*.pt", "grace_seconds": 1}}})
-    for count in (1, 2, 3):
+    for said in ("the same command continues from here", "it has saved no checkpoint"):
         done = run_for(slow, STOP_SECONDS + 4, after="started", check=False)
-        said = "two attempts in a row have" if count == 3 else "the same command continues from here"
         assert f"with 1 trial left: {said}" in done.stdout
-    assert [attempt.has_saved for attempt in journal_of(slow)] == [True, False, False]
+    assert [attempt.has_saved for attempt in journal_of(slow)] == [True, False]
 
 
 def test_a_trial_stops_and_resumes_from_the_same_step_and_one_that_hangs_is_killed(slow):

@@ -21,7 +21,7 @@ from trainyard.packing.sweep_run import SweepRun
 from trainyard.packing.time_limits import STOP_SECONDS
 from trainyard.packing.trial_queue import TrialQueue
 from trainyard.packing.workers import WorkerDiedError, Workers
-from trainyard.planning.attempts import Attempt, Piece, whole_seconds, why_given_up
+from trainyard.planning.attempts import UNSAVED, Attempt, Piece, whole_seconds, why_given_up
 from trainyard.planning.journal import Ended, Epoch, MicroBatchHalved, Resumed, Row, Started
 from trainyard.planning.requests import CANCELLED
 from trainyard.planning.task import Task
@@ -377,7 +377,7 @@ class TrialLoop:
         of_function = list_checkpoints(self._run.setup.checkpoint_folder(task), "*")
         is_new = any(each.modified_ns / 1e9 > attempt.start for each in of_function)
         end = replace(end, has_saved=end.has_saved or is_new)
-        why = why_given_up(_pieces(task, attempt, end))
+        why = why_given_up(_pieces(task, attempt, end)) if end.has_saved else UNSAVED
         self._is_further |= not why
         self._why_stalled = self._why_stalled or why
         return end

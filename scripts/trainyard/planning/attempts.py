@@ -486,6 +486,7 @@ class Piece(NamedTuple):
     has_saved: bool  # another checkpoint than the one that it resumed from
 
 
+UNSAVED: Final = "it has saved no checkpoint"
 STALLED: Final = "two attempts in a row have reported no later epoch, or without epochs saved no other checkpoint"
 MOST_PIECES: Final = 20  # in a row without epochs: nothing proves that the next one would be the last
 ENDLESS: Final = (

@@ -23,7 +23,7 @@ from trainyard.config.settings import SETTINGS
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import result_digest
 from trainyard.config.user_programs import INCOMPLETE
-from trainyard.planning.attempts import Piece, epochs_before, why_given_up
+from trainyard.planning.attempts import UNSAVED, Piece, epochs_before, why_given_up
 from trainyard.planning.history import dataset_digest
 from trainyard.programs.metric_rows import shift_epoch
 from trainyard.programs.metrics import UNREADABLE_REMEDY, MetricsCollector, ParsedOutput
@@ -243,7 +243,7 @@ class UserScript:
                         epochs = [each.times[-1][1] if each.times else None for each in launches.epochs()]
                         why = why_given_up([Piece(epoch, has_saved=True) for epoch in epochs])
                         if find_checkpoint(self._out, study.checkpoint) == kept:
-                            why = "it has saved no checkpoint"
+                            why = UNSAVED
                         if why:
                             raise UserError(f"the script was {OUT_OF_TIME}: {why}")
                         raise ContinuedError(f"the script was {OUT_OF_TIME}: {CONTINUES}")
