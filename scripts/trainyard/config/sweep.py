@@ -191,9 +191,12 @@ class Uniform(Section):
         return self.ends[1] - self.ends[0] + 1 if self.integer else math.inf
 
 
+_SEED: Final = re.compile(r"(?:(?:manual|random|rng|global)_?)?seed|random_state|seed_everything", re.IGNORECASE)
+
+
 def is_seed(key: str) -> bool:
-    """Whether a key is the random seed: `seed`, or a nested one such as `trainer.seed`."""
-    return key.rpartition(".")[2] == "seed"
+    """Whether a key is the random seed: `seed`, `manual_seed`, or a nested one such as `trainer.seed`."""
+    return _SEED.fullmatch(key.rpartition(".")[2]) is not None
 
 
 def _kind_of_values(value: Any) -> str:
@@ -1315,7 +1318,7 @@ class ProgramSweep(ProgramOptions, Sweep):
 
     @property
     def seed_key(self) -> str | None:
-        """The only argument that is called `seed`, or ends so, as `trainer.seed`."""
+        """The only argument that is a seed."""
         found = [key for key, _ in dotted_items(self.args) if is_seed(key)]
         return found[0] if len(found) == 1 else None
 
@@ -1380,8 +1383,8 @@ class CommandSweep(CommandOptions, ProgramSweep):
 
     @property
     def seed_key(self) -> str | None:
-        """The seed among the arguments, or `seed` if the command has a placeholder for it."""
-        return super().seed_key or ("seed" if "seed" in self.find_names(self.command) else None)
+        """The seed among the arguments, or else the one for which the command has a placeholder."""
+        return super().seed_key or next(filter(is_seed, sorted(self.find_names(self.command))), None)
 
     @property
     def command_line(self) -> Command:

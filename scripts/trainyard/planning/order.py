@@ -7,17 +7,16 @@ the first trials span the keys: their durations are then the best evidence for t
 
 import heapq
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trainyard.config.sweep import is_seed
 from trainyard.config.trials import Trial
 
 Seconds = NDArray[np.float64]
 Places = NDArray[np.intp]  # in the given order
-
-IRRELEVANT: Final = ("seed", "random_seed", "random_state")  # keys that never affect durations
 
 
 def makespan(durations: Sequence[float], slots: int) -> float:
@@ -89,7 +88,7 @@ def key_columns(trials: Sequence[Trial]) -> Iterator[tuple[Seconds, Places]]:
     for key in dict.fromkeys(key for trial in trials for key in trial.values):
         values: list[Any] = [trial.values.get(key) for trial in trials]
         places = {text: place for place, text in enumerate(dict.fromkeys(map(str, values)))}
-        if len(places) == 1 or key.split(".")[-1] in IRRELEVANT:
+        if len(places) == 1 or is_seed(key):
             continue
         logs = centered_logs(values)
         if logs is None:

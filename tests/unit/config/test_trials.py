@@ -7,7 +7,7 @@ from pydantic import ValidationError
 from trainyard.config import trials
 from trainyard.config.load import check_config
 from trainyard.config.scaling import split_scale
-from trainyard.config.sweep import CommandSweep, Range, TrainSweep
+from trainyard.config.sweep import CommandSweep, Range, TrainSweep, is_seed
 from trainyard.config.trials import constant_keys, expand, relative_cost
 from trainyard.utils.errors import UserError
 
@@ -45,6 +45,15 @@ def test_nested_keys_leave_the_rest_of_the_base_alone():
 def test_the_same_configuration_is_one_trial():
     made = sweep(grid={"lr": [0.1, 0.2]}, trials=[{"lr": 0.2}, {"lr": 0.2, "momentum": 0.9}, {"lr": 0.3}])
     assert [trial.spec.lr for trial in expand(made).trials] == [0.1, 0.2, 0.3]
+
+
+@pytest.mark.parametrize("key", ["seed", "trainer.seed", "manual_seed", "manualSeed", "RNG_SEED", "random_state"])
+def test_seeds_of_scripts_have_several_names(key):
+    """With `--manual_seed`, that of PyTorch's examples, the luckiest seed would be the best setting."""
+    assert is_seed(key)
+    made = CommandSweep.model_validate({"command": "python train.py {args}", "args": {key: 3}, "repeats": 2})
+    assert [trial.values[key] for trial in expand(made).trials] == [3, 4]
+    assert not any(map(is_seed, ("data_seed", "n_seeds", "seed_size", "speed")))
 
 
 def test_samples_are_the_same_for_the_same_seed_and_in_their_range():
