@@ -2,7 +2,6 @@
 
 from typing import Final
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
@@ -11,25 +10,27 @@ from trainyard.report.style import COLORS, FAILED, IDLE, MANY, STARTING
 from trainyard.results.sweep_tables import describe_prediction_errors, predicted_attempts
 from trainyard.utils.text import format_precise_duration
 
-IDLE_TIME: Final = "#AAAAAA"  # of a bar that has to be seen, unlike the gray behind the bars of trials
-UNUSED: Final = "#DDDDDD"
+PART_COLORS: Final = {
+    "running trials": COLORS[0],
+    "start-up": STARTING,
+    "failed or interrupted attempts": FAILED,
+    "idle slots": "#AAAAAA",  # it has to be seen, unlike the gray behind the bars of trials
+    "otherwise wasted": IDLE,
+    "requested, not used": "#DDDDDD",
+}
 MIN_SHOWN: Final = 1e-4  # of the longest bar: a difference of rounded numbers is no part
 
 
 def plot_waste(axes: Axes, strategies: pd.DataFrame, jobs: pd.DataFrame, *, unit: str = "GPU") -> None:
     """The GPU-seconds (or CPU-seconds: `unit`) of each strategy: of trials, of each kind of waste, and not used."""
-    rows = np.arange(len(strategies))
-    left = pd.Series(0.0, strategies.index)
     parts = requested_parts(strategies, jobs)
-    most = sum((width for width, _ in parts.values()), left).max()
-    if not most > 0:
+    ends = parts.sum(axis="columns")
+    if not ends.max() > 0:
         style.write_in_center(axes, "no trial has a result")
         return
-    for name, (width, color) in parts.items():
-        if width.max() > MIN_SHOWN * most:
-            axes.barh(rows, width, left=left, height=0.6, color=color, label=name)
-        left += width
-    for row, end in zip(strategies.itertuples(), left, strict=True):
+    shown = parts.loc[:, parts.max() > MIN_SHOWN * ends.max()]
+    shown.plot.barh(ax=axes, stacked=True, width=0.6, color=PART_COLORS, legend=False)
+    for row, end in zip(strategies.itertuples(), ends, strict=True):
         style.annotate(axes, f"{row.wasted_fraction:.0%} wasted", (end, row.Index), (4, 0), va="center")
     names = strategies["strategy"].str.replace("_", " ") + "\n" + strategies["jobs"].map("{:.0f} x ".format)
     style.label_lanes(axes, names + strategies["requested_seconds_per_job"].map(format_precise_duration))
@@ -44,8 +45,8 @@ def _as_gpus(table: pd.DataFrame) -> pd.DataFrame:
     return table.drop(columns=list(names.values())).rename(columns=names)
 
 
-def requested_parts(strategies: pd.DataFrame, jobs: pd.DataFrame) -> dict[str, tuple["pd.Series[float]", str]]:
-    """What each strategy requests, by its use: GPU-seconds and color; in a sweep without GPUs, CPU-seconds.
+def requested_parts(strategies: pd.DataFrame, jobs: pd.DataFrame) -> pd.DataFrame:
+    """What each strategy (row) requests, by its use (column): GPU-seconds; in a sweep without GPUs, CPU-seconds.
 
     Only jobs that ran can fail or be idle. A job that Slurm let run beyond its walltime has used more than it
     requested.
@@ -55,13 +56,13 @@ def requested_parts(strategies: pd.DataFrame, jobs: pd.DataFrame) -> dict[str, t
     packed = strategies["strategy"] == "packed"
     startup = strategies["startup_gpu_seconds"]
     left = (strategies["wasted_gpu_seconds"] - startup).clip(lower=0)
-    parts = {"running trials": (strategies["running_gpu_seconds"], COLORS[0]), "start-up": (startup, STARTING)}
-    for name, label, color in (("failed", "failed or interrupted attempts", FAILED), ("idle", "idle slots", IDLE_TIME)):
-        lost = (packed * counted[f"{name}_gpu_seconds"].sum()).clip(upper=left)
-        parts[label] = lost, color
-        left = left - lost
-    unused = (strategies["requested_gpu_seconds"] - strategies["used_gpu_seconds"]).clip(lower=0)
-    return parts | {"otherwise wasted": (left, IDLE), "requested, not used": (unused, UNUSED)}
+    parts = pd.DataFrame({"running trials": strategies["running_gpu_seconds"], "start-up": startup})
+    for name, label in (("failed", "failed or interrupted attempts"), ("idle", "idle slots")):
+        parts[label] = (packed * counted[f"{name}_gpu_seconds"].sum()).clip(upper=left)
+        left = left - parts[label]
+    parts["otherwise wasted"] = left
+    parts["requested, not used"] = (strategies["requested_gpu_seconds"] - strategies["used_gpu_seconds"]).clip(lower=0)
+    return parts
 
 
 def plot_predictions(axes: Axes, timeline: pd.DataFrame, jobs: pd.DataFrame) -> None:

@@ -133,19 +133,18 @@ def plot_steps(axes: Axes, scaling: pd.DataFrame) -> None:
         style.write_in_center(axes, "no step times were reported")
         return
     data, communication = (scaling[name].fillna(0) for name in ("data_wait_fraction", "exposed_comm_fraction"))
-    shares = {
-        "computation and optimizer": 1 - data - communication,
-        "exposed communication": communication,
-        "waiting for data": data,
-    }
-    bottom = pd.Series(0.0, scaling.index)
-    for (name, share), color in zip(shares.items(), (COLORS[0], COLORS[1], COLORS[5]), strict=True):
-        height = share * scaling["step_ms_p50"]
-        axes.bar(scaling["scale"], height, bottom=bottom, width=0.6, color=color, label=name)
-        bottom += height
-    for place, row in enumerate(scaling.itertuples()):
-        text = "\n".join(f"{share[row.Index]:.0%}" for share in reversed(shares.values()))
-        style.annotate(axes, text, (place, row.step_ms_p50), (0, 3), ha="center")
+    shares = pd.DataFrame(
+        {
+            "computation and optimizer": 1 - data - communication,
+            "exposed communication": communication,
+            "waiting for data": data,
+        }
+    )
+    parts = shares.mul(scaling["step_ms_p50"], axis="index").set_axis(scaling["scale"])
+    parts.plot.bar(ax=axes, stacked=True, width=0.6, color=[COLORS[0], COLORS[1], COLORS[5]], legend=False, rot=0)
+    for place, (step, row) in enumerate(zip(scaling["step_ms_p50"], shares.to_numpy(), strict=True)):
+        text = "\n".join(f"{share:.0%}" for share in reversed(row))
+        style.annotate(axes, text, (place, step), (0, 3), ha="center")
     axes.margins(y=0.25)
     axes.grid(axis="x", visible=False)
     axes.set_xlabel("scale (nodes x GPUs per node)" + (", on CPUs" if (scaling["device"] == "cpu").any() else ""))

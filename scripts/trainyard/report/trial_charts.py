@@ -6,7 +6,7 @@ from typing import Any, Final
 import pandas as pd
 
 from trainyard.report import style
-from trainyard.report.cost_plots import requested_parts
+from trainyard.report.cost_plots import PART_COLORS, requested_parts
 from trainyard.report.importance import MIN_EXPLAINED, measure_importance, why_unknown
 from trainyard.report.plotted_trials import PlottedTrials
 from trainyard.report.style import is_numeric, readable_metric
@@ -101,17 +101,16 @@ def job_charts(tables: SweepResults, unit: str) -> dict[str, Any]:
     shown = predicted if len(predicted) >= MIN_FOR_MEDIAN else predicted.head(0)
     parts = requested_parts(tables.strategies, tables.jobs)
     outcomes = dict.fromkeys(attempts["outcome"], style.UNKNOWN)
-    bars = list[dict[str, Any]]()
-    for number, (part, (values, _)) in enumerate(parts.items()):
-        for strategy, value in zip(tables.strategies["strategy"], values, strict=True):
-            bars.append({"strategy": strategy.replace("_", " "), "part": part, "seconds": value, "place": number})
+    strategies = tables.strategies["strategy"].str.replace("_", " ")
+    bars = parts.assign(strategy=strategies).melt("strategy", var_name="part", value_name="seconds")
+    bars["place"] = bars["part"].map(list(parts).index)
     return {
         "lanes": layout.lanes,
         "attempts": _records(attempts[["trial", "outcome", "lane", "begin", "stop"]]),
         "outcomes": [(name, OUTCOMES.get(name, color)) for name, color in outcomes.items()],
         "axis": layout.axis,
-        "parts": bars,
-        "colors": [(part, color) for part, (values, color) in parts.items() if values.any()],
+        "parts": _records(bars),
+        "colors": [(part, PART_COLORS[part]) for part in parts if parts[part].any()],
         "charged": f"{unit}-seconds",
         "predictions": _records(shown.assign(predicted=shown["expected_seconds"])[["trial", "predicted", "measured"]]),
         "errors": describe_prediction_errors(shown),
