@@ -318,7 +318,7 @@ class Gpu:
 def gpu_memory(folder: Path) -> list[GpuMemory]:
     """Peak, mean and mode of the memory of each GPU with samples in `folder`."""
     used: dict[tuple[str, int], list[float]] = defaultdict(list)
-    for node, row in _samples(folder, "gpu"):
+    for node, row in read_samples(folder, "gpu"):
         if row["memory_used_mib"]:
             used[node, int(row["gpu"])].append(float(row["memory_used_mib"]))
     return [
@@ -334,7 +334,7 @@ def energy_kwh(folder: Path) -> float | None:
     """
     total = 0.0
     last: dict[tuple[str, str], float] = {}
-    for node, row in _samples(folder, "gpu"):
+    for node, row in read_samples(folder, "gpu"):
         if row.get("energy_joules"):
             gpu = (node, row["gpu"])
             joules = float(row["energy_joules"])
@@ -346,12 +346,12 @@ def energy_kwh(folder: Path) -> float | None:
 
 def peak_resident_mib(folder: Path) -> float | None:
     """Peak resident memory of the processes of a node, over all nodes; None without samples."""
-    return max((float(row["rss_mib"]) for _, row in _samples(folder, "cpu")), default=None)
+    return max((float(row["rss_mib"]) for _, row in read_samples(folder, "cpu")), default=None)
 
 
 def recorded_gpu_name(folder: Path) -> str | None:
     """The name of the first GPU with samples in `folder`; None without GPUs."""
-    return next((row["name"] for _, row in _samples(folder, "gpu")), None)
+    return next((row["name"] for _, row in read_samples(folder, "gpu")), None)
 
 
 def telemetry_summary(folder: Path, memory: Sequence[GpuMemory]) -> dict[str, Any]:
@@ -367,12 +367,12 @@ def telemetry_summary(folder: Path, memory: Sequence[GpuMemory]) -> dict[str, An
     }
 
 
-def _samples(folder: Path, kind: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """The node and the row of each sample of a kind, `gpu` or `cpu`; a last row may be cut off, and is left out."""
+def read_samples(folder: Path, kind: str) -> Iterator[tuple[str, dict[str, str]]]:
+    """The node and the row of each sample of a kind, `gpu` or `cpu`, without rows that were cut off."""
     for path in sorted(folder.glob(f"{kind}-*.csv")):
         with open(path, newline="") as file:
             for row in csv.DictReader(file):
-                if None not in row.values():
+                if None not in (*row, *row.values()):  # too many fields, or too few
                     yield path.stem.removeprefix(f"{kind}-"), row
 
 

@@ -10,6 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from trainyard.cluster.telemetry import read_samples
 from trainyard.config.scaling import EFFICIENT
 from trainyard.report import style
 from trainyard.report.style import COLORS
@@ -157,22 +158,16 @@ def plot_steps(axes: Axes, scaling: pd.DataFrame) -> None:
 
 def read_telemetry(folder: Path) -> pd.DataFrame:
     """Memory (MiB) and utilization (%) over seconds, of each GPU; without GPUs, of all processes of each node."""
-    frames: dict[str, list[pd.DataFrame]] = {"gpu": [], "cpu": []}
-    for path in sorted((folder / "telemetry").glob("?pu-*.csv")):
-        kind, _, node = path.stem.partition("-")
-        if path.stat().st_size:  # 0 on a full disk; rows with too many fields are skipped
-            frames[kind].append(pd.read_csv(path, on_bad_lines="skip").assign(node=node))
-    samples = pd.concat(frames["gpu"]) if frames["gpu"] else pd.DataFrame()
-    if len(samples):
-        names = samples["node"] + " GPU " + samples["gpu"].astype(str)
-        columns = {"memory_used_mib": "memory", "utilization_percent": "busy"}
-    elif len(samples := pd.concat(frames["cpu"] or [samples])):
-        names = samples["node"]
-        columns = {"rss_mib": "memory", "cpu_percent": "busy"}
-    else:
-        return pd.DataFrame(columns=["of", "seconds", "memory", "busy"])
-    seconds = samples["time"] - samples["time"].min()
-    return samples.rename(columns=columns).assign(seconds=seconds, of=names)[["of", "seconds", "memory", "busy"]]
+    rows = [
+        (f"{node} GPU {row['gpu']}", row["time"], row["memory_used_mib"], row["utilization_percent"])
+        for node, row in read_samples(folder / "telemetry", "gpu")
+    ]
+    if not rows:
+        samples = read_samples(folder / "telemetry", "cpu")
+        rows = [(node, row["time"], row["rss_mib"], row["cpu_percent"]) for node, row in samples]
+    names, *numbers = zip(*rows, strict=True) if rows else ((), (), (), ())
+    seconds, memory, busy = (pd.to_numeric(pd.Series(each, dtype=object)) for each in numbers)
+    return pd.DataFrame({"of": names, "seconds": seconds - seconds.min(), "memory": memory, "busy": busy})
 
 
 def plot_telemetry(*panels: Axes, samples: Mapping[str, pd.DataFrame], on_gpu: bool) -> None:

@@ -238,6 +238,12 @@ def test_peak_mean_and_mode_of_the_memory_of_each_gpu(two_gpus, tmp_path):
     assert gpu_memory(tmp_path) == [GpuMemory("n1", gpu, 3000, 2500.0, 3000) for gpu in (0, 1)]
 
 
+def test_a_row_that_was_cut_off_before_the_next_one_does_not_count(tmp_path):
+    cut = "105,0,H2107,0,H200,700,1000,90,,,"
+    (tmp_path / "gpu-n1.csv").write_text(f"{','.join(telemetry.GPU_COLUMNS)}\n100,0,H200,900,1000,80,,,\n{cut}\n")
+    assert gpu_memory(tmp_path) == [GpuMemory("n1", 0, 900, 900.0, 900)]
+
+
 def test_the_line_about_memory_has_peak_mean_and_mode():
     assert str(GpuMemory("n1", 0, 26532, 22458.625, 26532)) == (
         "[gpu_memory_log - GPU 0] Peak = 26532 MiB, Avg = 22458.62 MiB, Mode = 26532 MiB"
