@@ -86,8 +86,9 @@ def read_jobs(workflow: Any, failures: Mapping[int, JobFailure] | None = None) -
             state = "interrupted"
         return RunJob(job.rule.name, name, scale, log, state, failure)
 
-    # After SIGTERM to all processes, a program that has logged nothing was still importing its modules.
-    interrupted = [INTERRUPTED, *[""] * bool(scheduler._user_kill)]
+    interrupted = [INTERRUPTED]
+    if scheduler._user_kill:  # after SIGTERM to all processes, one that has logged nothing was importing its modules
+        interrupted.append("")
     needed = list(dag.needrun_jobs(exclude_finished=False))
     jobs = [read(job) for job in needed or dag.jobs]
     return sorted(jobs, key=lambda job: (job.rule, job.name, job.scale))
