@@ -103,7 +103,7 @@ def check_jobs(site: Site) -> Iterator[Finding]:
     requests, refused = site.jobs
     remedy = f"correct the error in {site.profile} or {site.config_file}"
     for error, jobs in refused.items():
-        yield Finding("jobs", "fails", f"Snakemake does not submit {', '.join(jobs)}: {error}", remedy)
+        yield Finding("jobs", "fails", f"Snakemake does not submit {', '.join(sorted(jobs))}: {error}", remedy)
     yield from (check_request(each, site.partitions) for each in requests)
 
 
