@@ -26,7 +26,7 @@ def test_what_sbatch_says_is_in_the_summary_and_nothing_is_retried(cluster, shar
     output, summary = run(cluster, shared_dir, CONFIG, "--set-resources", f"sweep:{setting}", "--", "sweeps")
     words = REFUSALS[setting]
     assert re.search(f"failed    sweep s: its job cannot be submitted: .*{words}", summary)
-    assert re.search(rf"Job 1 \(sweep s\) cannot be submitted, and is not retried: .*{words}", output)
+    assert re.search(rf"The job of sweep s cannot be submitted, and is not retried: .*{words}", output)
     assert "sbatch call" not in output
     assert "Trying to restart" not in output
 
