@@ -345,7 +345,7 @@ class TrialLoop:
                 self._check_metrics(task, end)
             self.queue.update_order()
         elif is_retried:
-            self.queue.retry(replace(task, earlier=(*task.earlier, current.attempt)), self.slots.places)
+            self.queue.add([replace(task, earlier=(*task.earlier, current.attempt))])
         elif is_cancelled:
             self._run.order.release(task.trial)
             log.info("trial %s: %s", task.trial, error)

@@ -71,9 +71,8 @@ class TrialQueue:
             if self._claim(task, places, all_places):
                 self._tasks.remove(task)
                 return self._order.claimed(task)
-        while search and self._may_draw() and (task := search.next_task(self._most_seconds())):
-            if self._order.is_mine(task.trial) or self._order.claim([task.trial]):
-                return self._order.claimed(task)
+        if search and self._may_draw():
+            return search.next_task(self._most_seconds())
         return None
 
     def has_task(self, place: Location, all_places: Sequence[Location]) -> bool:
@@ -153,7 +152,7 @@ class TrialQueue:
             self._take_changes()
             if has_drawn or self._tasks or not self._order.space.unchosen or not self._order.describe_others():
                 break
-            if self._order.is_held or not self._may_draw():
+            if not self._may_draw():
                 break
             self._run.clock.sleep(POLL_SECONDS)
         return self.waiting > 0
@@ -172,7 +171,7 @@ class TrialQueue:
     def is_left_to_others(self, places: Sequence[Location]) -> bool:
         """Whether all waiting tasks have time to run, but other jobs have better places for them."""
         elsewhere = self._order.places
-        if self.is_closed or self._undrawn or not elsewhere:
+        if self._undrawn or not elsewhere:
             return False
         all_places = [*places, *elsewhere]
         usable = [place for place in places if not self._failures.avoids(place, all_places)]
@@ -226,12 +225,6 @@ class TrialQueue:
         return self._forecast.startup_seconds + shortest > self._order.seconds_in_budget()
 
     # ---- after the end of a trial
-
-    def retry(self, task: Task, places: Sequence[Location]) -> None:
-        """Add a failed task at the end, unless only other jobs have a better place for it."""
-        elsewhere = self._order.places
-        if not elsewhere or self._may_run_here(task.trial, places, [*places, *elsewhere]):
-            self.add([task])
 
     def go_on(self, task: Task) -> None:
         """Add a task in front of all others."""
