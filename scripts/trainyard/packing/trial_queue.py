@@ -3,7 +3,7 @@
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import islice
 from typing import Final
 
 from trainyard.packing.repeat_best import repeat_best
@@ -93,8 +93,7 @@ class TrialQueue:
         urgent = self._failures.suspect_trials | self._probes | self._order.first
         tasks: Iterable[Task] = self._tasks
         if urgent:
-            first = (task for task in self._tasks if task.trial in urgent)
-            tasks = chain(first, (task for task in self._tasks if task.trial not in urgent))
+            tasks = sorted(tasks, key=lambda task: task.trial not in urgent)
         seconds_in_budget = self._order.seconds_in_budget()
         for task in tasks:
             fits = self._most_seconds(task) <= seconds_in_budget and self._is_worthwhile(task)

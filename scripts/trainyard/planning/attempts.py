@@ -424,25 +424,20 @@ def find_continued(attempts: Sequence[Attempt], last: Attempt) -> list[tuple[Att
     """
     continued: list[tuple[Attempt, float]] = []
     current = last
-    checkpoint_time = _checkpoint_time(last)
     for attempt in attempts_before(attempts, last):
-        kept = checkpoint_time if current.resumed else _last_epoch_before(attempt, current)
-        if kept is None:
+        kept_until = _kept_until(attempt, current)
+        if kept_until is None:
             break
-        if kept >= attempt.start:
-            continued.append((attempt, min(kept, attempt.end) - attempt.start))
+        if kept_until >= attempt.start:
+            continued.append((attempt, min(kept_until, attempt.end) - attempt.start))
             current = attempt
-            checkpoint_time = _checkpoint_time(attempt)
     return continued[::-1]
 
 
-def _checkpoint_time(attempt: Attempt) -> float | None:
-    """Unix seconds at which the checkpoint was written from which an attempt resumed."""
-    return attempt.resumed.modified_ns / 1e9 if attempt.resumed else None
-
-
-def _last_epoch_before(attempt: Attempt, later: Attempt) -> float | None:
-    """Unix seconds at which an attempt reported the last epoch before the first one of a later attempt, if any."""
+def _kept_until(attempt: Attempt, later: Attempt) -> float | None:
+    """Unix seconds up to which a later attempt does not repeat an attempt; None if it repeats all of it."""
+    if later.resumed:
+        return later.resumed.modified_ns / 1e9
     first = later.epochs[0].get("epoch", 1) if later.epochs else 1
     reported = [epoch for epoch in attempt.epoch_times if epoch < first]
     return attempt.epoch_times[max(reported)] if reported else None

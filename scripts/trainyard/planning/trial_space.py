@@ -110,16 +110,15 @@ class TrialSpace:
         trial = make_trial(self.sweep, event.values)
         return Suggestion(trial, trial.identity(self.dataset_digest), event.params, event.attrs)
 
-    def extend(self, suggested: Sequence[Suggested]) -> set[str]:
-        """Add what was drawn since; returns the new trials that must run. `suggested` are all draws, of any search."""
-        new = set[str]()
+    def extend(self, suggested: Sequence[Suggested]) -> None:
+        """Add what was drawn since. `suggested` are all draws, of any search."""
         of_this = [event for event in suggested if event.search == self.search_key]
         for event in of_this[len(self.suggestions) :]:
             if self.undrawn_count:
                 suggestion = self.suggestion(event)
                 self.suggestions.append(suggestion)
-                new |= {suggestion.name} - self.trials.keys()
                 self.trials[suggestion.name] = suggestion.trial
+                self.optional.discard(suggestion.name)
         for event in [event for event in suggested if event.search == self.seeds_key][len(self._chosen) :]:
             self._chosen.append(selection := event.attrs["selection"])
             if not event.values:  # there was none to choose
@@ -128,9 +127,10 @@ class TrialSpace:
             if suggestion.name not in self.trials or suggestion.name in self.optional:
                 self.trials[suggestion.name] = suggestion.trial
                 self.further.add(suggestion.name)
-                (new if selection == self.selections[-1] else self.optional).add(suggestion.name)
-        self.optional -= new
-        return new
+                if selection == self.selections[-1]:
+                    self.optional.discard(suggestion.name)
+                else:
+                    self.optional.add(suggestion.name)
 
     @cached_property
     def digest(self) -> str:
