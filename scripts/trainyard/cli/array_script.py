@@ -22,7 +22,6 @@ TASK: Final = "SLURM_ARRAY_TASK_ID"
 _JOB_ID: Final = "${SLURM_JOB_ID:-$((16#${TRAINYARD_TRIAL:-0}))}"  # a trial has an ID of its own, also outside of Slurm
 _ASSIGNMENT: Final = re.compile(r"(?:export\s+|local\s+|declare\s+)?(\w+)=")
 _NO_WORK: Final = re.compile(r"#|(set|echo|then|else|elif|if|fi|for|while|do|done|case|esac|exit|wait)\b|[(){}]")
-_OTHER_GPU: Final = re.compile(r"\bCUDA_VISIBLE_DEVICES=['\"]?\$")  # that depends on the task; a number is a finding
 _VARIABLES: Final = {  # of a job, which a trial has if its script uses them
     TASK: "{task}",
     **dict.fromkeys(("SLURM_ARRAY_JOB_ID", "SLURM_JOB_ID", "SLURM_JOBID"), _JOB_ID),
@@ -80,8 +79,6 @@ def import_array_script(path: Path, array: str | None = None) -> ImportedSweep:
     imported.sweep |= {"command": command, "workdir": "keep", "grid": {"task": tasks}}
     if "srun " in body:
         imported.note(f"remove `srun` in {path}: a trial already has its GPUs and CPUs")
-    if _OTHER_GPU.search(body):
-        imported.note(f"remove `CUDA_VISIBLE_DEVICES` in {path}: a trial sees its own GPUs only")
     if interpreter.endswith(_PIPEFAIL) and re.search(r"[^|]\|[^|]", body):
         imported.note(f"`pipefail`: a pipe such as `| tee` in {path} fails if any of its programs does")
     if common := _common_lines(body):

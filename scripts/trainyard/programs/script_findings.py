@@ -14,14 +14,25 @@ from typing import Final, Literal
 
 from trainyard.config.placeholders import GPUS, PORT, TRIAL_PLACEHOLDERS, find_placeholders
 from trainyard.programs.script_options import Script, ScriptOption
-from trainyard.programs.script_source import SourceFile, arguments, literal, method
+from trainyard.programs.script_source import SourceFile, arguments, is_literal, literal, method
 from trainyard.programs.started_scripts import CommandContents, ShellLine, starts_program
 
 Topic = Literal["gpu", "port", "requeue", "srun", "signal", "settings", "wandb", "exit", "background"]
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
+WHATEVER_GPUS: Final = "whatever GPUs the trial has"
+_SETS_GPUS: Final = re.compile(
+    rf"(?:\b{VISIBLE}=|\baccelerate launch .*--gpu[-_]ids[ =]|\bdeepspeed .*--include[ =]\w+:)"
+    r"['\"]?(\$\([^|)]*\)*|[^\s;&|'\"]+)"
+)
+_KNOWS_GPUS: Final = re.compile(rf"{VISIBLE}|SLURM_\w*GPUS|LOCAL|^-|^all$", re.IGNORECASE)
+_ASKS_GPUS: Final = re.compile(rf"-[zn]\s+['\"]?\$\{{?{VISIBLE}")
 _PORT: Final = re.compile(r"(?:\bMASTER_PORT=['\"]?|--?(?:master|main[-_]process)[-_]port[= ])(\d+)")
-_TORCHRUN: Final = re.compile(r"(^|[\s;&|/])torchrun\s|-m\s+torch\.distributed\.(run|launch)\b")
-_MEETS: Final = re.compile(r"--(standalone|rdzv[-_]\w+|master[-_]port)\b|\bPET_\w+=")
+_TAKES_PORT: Final = re.compile(
+    r"(^|[\s;&|/])(?P<by>torchrun|deepspeed|accelerate(?= launch .*--(multi[-_]gpu|num[-_]processes[ =]([2-9]|\{))))\s"
+    r"|-m\s+torch\.distributed\.(run|launch)\b"
+)
+_MEETS: Final = re.compile(r"--(standalone|rdzv[-_]\w+|master[-_]port|main[-_]process[-_]port)\b|\bPET_\w+=")
+_PORT_OPTIONS: Final = {"accelerate": "--main_process_port {port}", "deepspeed": "--master_port {port}"}
 _FIXED_ADDRESS: Final = re.compile(r"tcp://[^{}$]*:(\d+)")
 _ELSEWHERE: Final = re.compile(
     r"(^|[;&|(]|\b(then|do|else))\s*(?P<by>sbatch(?! .*(-W|--wait)\b)|tmux new\S*(?= .*-\w*d)|screen -\w*dm)(?=\w*\s)"
@@ -71,16 +82,19 @@ def _line_problems(lines: Sequence[ShellLine]) -> Iterator[ScriptFinding]:
     for line in lines:
         text = line.text
         at = (line.path, line.number)
-        assigned = re.search(rf"\b{VISIBLE}=['\"]?(\d[\d,]*)", text)
-        if assigned:
-            message = f"{VISIBLE} is set to {assigned[1]}, so that all trials run on that GPU"
+        assigned = _SETS_GPUS.search(text)
+        if assigned and not (_KNOWS_GPUS.search(assigned[1]) or any(_ASKS_GPUS.search(each.text) for each in lines)):
+            effect = "so that all trials run on that GPU" if assigned[1][0].isdigit() else WHATEVER_GPUS
+            message = f"{VISIBLE} is set to {assigned[1]}, {effect}"
             yield ScriptFinding("gpu", *at, message, "remove it: each trial sees its own GPUs")
         if port := _PORT.search(text):
             message = f"port {port[1]} is the same for all trials, and only one of a node can have it"
             yield ScriptFinding("port", *at, message, "write {port} in its place, in the command")
-        elif re.search(_TORCHRUN, text) and not re.search(_MEETS, text):
-            message = "torchrun takes port 29500 in each trial, and only one of a node can have it"
-            yield ScriptFinding("port", *at, message, "add --standalone, or --master-port {port}")
+        elif (taking := _TAKES_PORT.search(text)) and not _MEETS.search(text):
+            launcher = taking["by"] or "torchrun"
+            message = f"{launcher} takes port 29500 in each trial, and only one of a node can have it"
+            option = _PORT_OPTIONS.get(launcher, "--standalone, or --master-port {port}")
+            yield ScriptFinding("port", *at, message, f"add {option}")
         if _REQUEUE.search(text):
             yield ScriptFinding("requeue", *at, *_NO_REQUEUE)
         if away := _ELSEWHERE.search(text):
@@ -207,45 +221,54 @@ _END: Final = re.compile(r"(fi|done|esac|wait|test)\b|[})|&[]|exec\s|(exit|retur
 # ---- what the calls and assignments of a file do
 
 
-def _environment_writes(file: SourceFile, variable: str) -> Iterator[ast.Assign]:
-    """The statements that overwrite a variable of the environment, whatever its value is."""
+def _environment_writes(file: SourceFile, variable: str) -> Iterator[ast.expr]:
+    """The values that overwrite a variable of the environment, whatever it is."""
     for node in file.nodes:
-        if not isinstance(node, ast.Assign):
-            continue
-        questions = (around.test for around in file.ancestors(node) if isinstance(around, ast.If))
-        asks = any(variable in file.texts(each) for each in (node.value, *questions))
-        for target in node.targets:
-            is_environment = isinstance(target, ast.Subscript) and file.name(target.value) == "os.environ"
-            if is_environment and literal(target.slice) == variable and not asks:  # type: ignore[attr-defined]
-                yield node
+        items = list[tuple[ast.expr | None, ast.expr]]()
+        if isinstance(node, ast.Assign):
+            targets = (each for each in node.targets if isinstance(each, ast.Subscript))
+            items = [(each.slice, node.value) for each in targets if file.name(each.value) == "os.environ"]
+        elif isinstance(node, ast.Call) and file.name(node.func) == "os.environ.update":
+            given = (each for each in node.args if isinstance(each, ast.Dict))
+            items = [item for each in given for item in zip(each.keys, each.values, strict=True)]
+        for name, value in items:
+            questions = (around.test for around in file.ancestors(value) if isinstance(around, ast.If))
+            asks = any(variable in file.texts(each) for each in (value, *questions))
+            if literal(name) == variable and not asks:
+                yield value
 
 
 def _gpu_choices(file: SourceFile, script: Script) -> Iterator[ScriptFinding]:
     """Writes to CUDA_VISIBLE_DEVICES."""
-    for node in _environment_writes(file, VISIBLE):
-        gpu = literal(node.value)
+    values = list(_environment_writes(file, VISIBLE))
+    is_read = bool(values) and sum(text == VISIBLE for text in file.texts(file.tree)) > len(values)
+    for value in values:
+        gpu = literal(value)
         remedy = "remove the line: each trial sees its own GPUs"
-        option = _option_of(node.value, script)
+        option = _option_of(value, script)
         if option:
             passed = _passed(option.names, script.words)
             gpu = option.default if passed is None else passed
             remedy = f"write `{option.flag} $CUDA_VISIBLE_DEVICES` in the command, or remove the line"
-        elif any(isinstance(around, ast.If) for around in file.ancestors(node)):
+        elif any(isinstance(around, ast.If) for around in file.ancestors(value)):
             continue
+        elif not is_literal(value) and not is_read and "rank" not in ast.unparse(value):
+            message = f"{VISIBLE} is overwritten, {WHATEVER_GPUS}"
+            yield ScriptFinding("gpu", file.path, value.lineno, message, remedy)
         if gpu not in (None, "", "-1", -1) and VISIBLE not in str(gpu):
             message = f"{VISIBLE} is overwritten with {gpu!r}, so that all trials run on the same GPU"
-            yield ScriptFinding("gpu", file.path, node.lineno, message, remedy)
+            yield ScriptFinding("gpu", file.path, value.lineno, message, remedy)
 
 
 def find_gpu_option(script: Script) -> ScriptOption | None:
     """The option whose value a script puts into CUDA_VISIBLE_DEVICES; None without one."""
-    writes = (node for file in script.source.files for node in _environment_writes(file, VISIBLE))
-    return next((_option_of(node.value, script) for node in writes), None)
+    writes = (value for file in script.source.files for value in _environment_writes(file, VISIBLE))
+    return next((_option_of(value, script) for value in writes), None)
 
 
 def _ports(file: SourceFile, script: Script) -> Iterator[ScriptFinding]:
     """Ports that are the same in all trials."""
-    ports = [(literal(node.value), node.lineno) for node in _environment_writes(file, "MASTER_PORT")]
+    ports = [(literal(value), value.lineno) for value in _environment_writes(file, "MASTER_PORT")]
     for call in file.calls:
         address = arguments(call).get("init_method")
         if method(call) == "init_process_group" and address is not None:

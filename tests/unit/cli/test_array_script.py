@@ -259,7 +259,10 @@ def test_what_a_script_does_to_other_trials_is_noted_with_its_line(tmp_path, mon
 @pytest.mark.parametrize(
     ("value", "note"),
     [
-        ("$((SLURM_ARRAY_TASK_ID % 4))", "remove `CUDA_VISIBLE_DEVICES` in job.sbatch"),
+        (
+            "$((SLURM_ARRAY_TASK_ID % 4))",
+            "line 4: CUDA_VISIBLE_DEVICES is set to $((SLURM_ARRAY_TASK_ID % 4)), what",
+        ),
         ("0", "line 4: CUDA_VISIBLE_DEVICES is set to 0"),
     ],
 )
