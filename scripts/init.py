@@ -33,6 +33,7 @@ from trainyard.cli.wandb_sweep import import_wandb_sweep
 from trainyard.cluster import host, slurm_queries
 from trainyard.config.config import Config
 from trainyard.config.parser import read_file
+from trainyard.programs.script_findings import find_settings_in_environment
 from trainyard.programs.script_options import read_script
 from trainyard.utils.errors import UserError, storage_errors
 from trainyard.utils.import_path import SCRIPTS
@@ -110,6 +111,12 @@ def _read_script(path: Path, arguments: argparse.Namespace) -> tuple[str, list[s
         flags = ", ".join(option.flag for option in script.options) or "none"
         of_wandb = f", or {SCRIPTS.parent / 'docs/trackers.md'} for those of wandb.config"
         of_wandb = of_wandb if script.source.uses_wandb else ""
+        if not script.options and (names := find_settings_in_environment(script)):
+            call = " ".join([*(f"{name}={{{name.lower()}}}" for name in names), "python", shlex.quote(str(path))])
+            raise UserError(
+                f"{path} has no options, but reads variables: write a config with `command: {call}`, without those "
+                f"that do not vary; see {SCRIPTS.parent / 'docs/your-script.md'}"
+            )
         raise UserError(
             f"{path} has no option that a sweep usually varies, such as --lr or --batch-size, in argparse, click, "
             f"Typer, Hydra or a data class; found: {flags}. A config is short to write by hand: see "

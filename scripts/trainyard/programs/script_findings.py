@@ -313,19 +313,37 @@ def handled_signals(script: Script) -> list[str]:
     return list(dict.fromkeys(name for file in script.source.files for name, _ in _handlers(file)))
 
 
+def _read_variable(file: SourceFile, node: ast.AST) -> str | None:
+    """The variable of the environment that an expression reads; None for others."""
+    name = None
+    if isinstance(node, ast.Call) and file.name(node.func) in ("os.getenv", "os.environ.get") and node.args:
+        name = literal(node.args[0])
+    elif isinstance(node, ast.Subscript) and file.name(node.value) == "os.environ" and isinstance(node.ctx, ast.Load):
+        name = literal(node.slice)
+    return name if isinstance(name, str) else None
+
+
+def find_settings_in_environment(script: Script) -> list[str]:
+    """The variables that a script reads, but for those of launchers, schedulers and libraries."""
+    nodes = [(file, node) for file in script.source.files for node in file.nodes]
+    names = (_read_variable(file, node) for file, node in nodes)
+    return [name for name in dict.fromkeys(filter(None, names)) if not _NO_SETTING.match(name)]
+
+
+_NO_SETTING: Final = re.compile(
+    r"(SLURM|CUDA|NCCL|MASTER|OMP|MKL|HF|WANDB|TORCH|PYTHON|TRAINYARD)_|PMI|OMPI|(LOCAL_|NODE_|GROUP_)?RANK|.*WORLD_SIZE|"
+    "(HOME|USER|PATH|PWD|TMPDIR|HOSTNAME)$"
+)
+
+
 def _truth_of_texts(file: SourceFile, script: Script) -> Iterator[ScriptFinding]:
     """Words of the command, and variables that it sets, whose text `bool` takes for true."""
     for call in file.calls:
         if file.name(call.func) != "bool" or not call.args:
             continue
         value = call.args[0]
-        variable = None
-        if isinstance(value, ast.Call) and file.name(value.func) in ("os.getenv", "os.environ.get"):
-            variable = value.args[0]
-        elif isinstance(value, ast.Subscript) and file.name(value.value) == "os.environ":
-            variable = value.slice
         is_word = isinstance(value, ast.Subscript) and file.name(value.value) == "sys.argv"
-        if is_word or (variable is not None and literal(variable) in script.variables):
+        if is_word or _read_variable(file, value) in script.variables:
             message = "`bool` takes any text for true, also `off`"
             yield ScriptFinding("settings", file.path, call.lineno, message, "compare the text, as in `text == 'on'`")
 
