@@ -5,17 +5,18 @@ import re
 import shlex
 from abc import abstractmethod
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path, PurePath
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
+    AfterValidator,
     Discriminator,
     Field,
     NonNegativeInt,
     PositiveInt,
     StringConstraints,
     Tag,
-    field_validator,
 )
 
 from trainyard.config.metric_names import DEFAULT_METRIC, MINIMIZED_IN_WORDS
@@ -193,19 +194,28 @@ class TrainScaling(Scaling):
             yield f"the global batch of {batch} cannot be split evenly{times} at {', '.join(wrong)}"
 
 
+_Words = Annotated[Command, AfterValidator(partial(check_quoting, in_shell=False))]  # without a shell
+
+
+def _check_launcher(launcher: Command) -> Command:
+    if (name := split_launcher(launcher)[0]) not in LAUNCHERS:
+        raise invalid(f"{name!r} is not a launcher; known: {', '.join(LAUNCHERS)}")
+    return launcher
+
+
 class ScriptScaling(CommandOptions, Scaling):
     """A study of a user's distributed training script, and its launcher."""
 
     command_key: ClassVar[str] = "script"
     own_folders: ClassVar[set[str]] = {"out_dir"}
 
-    script: Command = Field(
+    script: _Words = Field(
         description="Your own distributed training script with its options, as after `python`. Placeholders such as "
         "`{lr}` stand for arguments, `{args}` for all others, as in sweeps; `{settings}`, `{out_dir}`, "
         "`{resume_from}`, `{nodes}`, `{gpus}`, `{gpus_per_node}`, `{cpus_per_gpu}`, `{dataset}`, `{seed}` "
         "and `{port}` are predefined. `{512 // gpus}` is arithmetic.",
     )
-    launcher: Command = Field(
+    launcher: Annotated[_Words, AfterValidator(_check_launcher)] = Field(
         "torchrun",
         description="Launcher that starts the `script` on every GPU: `torchrun`, `accelerate`, `deepspeed` or `srun`, "
         "with further options, e.g. `accelerate --config_file accelerate.yaml`. `srun` starts the script directly, "
@@ -216,20 +226,6 @@ class ScriptScaling(CommandOptions, Scaling):
         None,
         description="Whether the `images_per_second` that the script reports is that of one GPU or of `all`.",
     )
-
-    @field_validator("script")
-    @classmethod
-    def _check_quoting(cls, script: Command) -> Command:
-        return check_quoting(script, in_shell=False)
-
-    @field_validator("launcher")
-    @classmethod
-    def _check_launcher(cls, launcher: Command) -> Command:
-        if isinstance(launcher, str):
-            check_quoting(launcher, in_shell=False)
-        if (name := split_launcher(launcher)[0]) not in LAUNCHERS:
-            raise invalid(f"{name!r} is not a launcher; known: {', '.join(LAUNCHERS)}")
-        return launcher
 
     @property
     def command_line(self) -> Command:

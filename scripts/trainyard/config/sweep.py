@@ -25,8 +25,6 @@ from pydantic import (
     StringConstraints,
     Tag,
     TypeAdapter,
-    ValidationInfo,
-    field_validator,
     model_validator,
 )
 
@@ -61,6 +59,7 @@ from trainyard.config.train import (
     Training,
     hint,
     invalid,
+    refuse,
 )
 from trainyard.config.trees import FIT_METRICS, ROUND_METRICS, Trees
 from trainyard.config.user_programs import (
@@ -453,35 +452,56 @@ _OF_RULE: Final = {  # the keys that decide
 
 
 MAX_JOBS: Final = 100
+MAX_SLOTS: Final = 100_000  # of a job
+
+
+_NO_AUTO: Final = "auto is no longer a value: give the most jobs, and a goal, which chooses their number"
+
+
+def _problem_of_share(value: Any) -> str:
+    if value == 0:
+        return "must be above 0: for trials without GPUs, give the cpus of the job instead"
+    if value == "auto":
+        return "is no longer measured: give a number, such as 0.5"
+    if isinstance(value, float) and value > 1 and value % 1:
+        return "above one GPU, gpus_per_trial must be a whole number of GPUs"
+    return ""
 
 
 class Slots(Section):
     """The resources of a sweep's jobs, and how trials share them."""
 
-    jobs: int = Field(
+    jobs: Annotated[int, refuse(lambda value: _NO_AUTO if value == "auto" else "")] = Field(
         1,
         ge=1,
         le=MAX_JOBS,
         description="Jobs of the sweep, at most: each takes the next trial. The sweep begins with the first that "
         "starts, and a job that finds nothing to take ends at once. With a `goal`, their number is chosen.",
     )
-    gpus_per_node: NonNegativeInt = Field(
+    gpus_per_node: int = Field(
         1,
+        ge=0,
+        le=MAX_SLOTS,
         description="GPUs per node; on a machine without GPUs, slots on CPUs. `0`: the job requests no GPU, and trials "
         "see none.",
     )
-    cpus: PositiveInt = Field(
+    cpus: int = Field(
         1,
+        ge=1,
+        le=MAX_SLOTS,
         description="CPUs of a job without GPUs (`gpus_per_node: 0`, which need not be given then), of which each "
         "trial has `cpus_per_trial`. With GPUs, their number follows from that of the trials that run at a time.",
     )
-    gpus_per_trial: PositiveFloat = Field(
+    gpus_per_trial: Annotated[float, refuse(_problem_of_share)] = Field(
         1.0,
+        ge=0.01,
         description="GPUs per trial: a fraction (0.25: four trials share a GPU), or a whole number, at most "
         "`gpus_per_node`: the GPUs of a training by `train` share its batch, with DDP.",
     )
-    nodes_per_trial: PositiveInt = Field(
+    nodes_per_trial: int = Field(
         1,
+        ge=1,
+        le=MAX_SLOTS,
         description="Nodes per trial, for `train`: a training has a rank on each GPU of all of them, as at scale `2x4` "
         "of a study. A job has the nodes of one trial, with `gpus_per_node` each.",
     )
@@ -492,24 +512,6 @@ class Slots(Section):
         "time: `off`, or `auto`: it is started with the job and ended with it, where a node has "
         "`nvidia-cuda-mps-control`.",
     )
-
-    @field_validator("jobs", mode="before")
-    @classmethod
-    def _check_jobs(cls, value: Any) -> Any:
-        if value == "auto":
-            raise invalid("auto is no longer a value: give the most jobs, and a goal, which chooses their number")
-        return value
-
-    @field_validator("gpus_per_trial", mode="before")
-    @classmethod
-    def _check_gpus_per_trial(cls, value: Any) -> Any:
-        if value == 0:
-            raise invalid("must be above 0: for trials without GPUs, give the cpus of the job instead")
-        if value == "auto":
-            raise invalid("is no longer measured: give a number, such as 0.5")
-        if isinstance(value, float) and value > 1 and value % 1:
-            raise invalid("above one GPU, gpus_per_trial must be a whole number of GPUs")
-        return value
 
     @model_validator(mode="before")
     @classmethod
@@ -536,10 +538,6 @@ class Slots(Section):
         if self.nodes_per_trial > 1 and (not self.has_gpus or "gpus_per_trial" in keys):
             remedy = "give gpus_per_node, not gpus_per_trial"
             yield f"a trial takes all GPUs of its {self.nodes_per_trial} nodes: {remedy}"
-        if self.cpus > MAX_SLOTS:
-            yield f"a job has at most {MAX_SLOTS} CPUs"
-        if self.has_gpus and (self.share < MIN_SHARE or self.gpus > MAX_SLOTS):
-            yield f"a trial has at least {MIN_SHARE} GPUs, and a job at most {MAX_SLOTS}"
         if self.node_share > self.gpus_per_node:
             yield f"a trial of {self.gpus_per_trial} GPUs does not fit a node of {self.gpus_per_node}"
 
@@ -616,8 +614,6 @@ def _auto_slots(value: Any) -> Any:
     return {"gpus_per_node": AUTO_GPUS} if value == "auto" else value
 
 
-MIN_SHARE: Final = 0.01
-MAX_SLOTS: Final = 100_000  # or GPUs
 AUTO_GPUS = 8  # limit of `slots: auto`: the usual number of GPUs of a node
 AUTO_CPUS = 8  # the same for trees
 Goal = Annotated[
@@ -625,6 +621,14 @@ Goal = Annotated[
     StringConstraints(pattern=rf"^(fastest|cheapest|deadline {TIME_SPAN})$"),
     hint("use fastest, cheapest or, say, deadline 2h"),
 ]
+
+
+def _check_time(until: str) -> str:
+    try:
+        datetime.fromisoformat(until)
+    except ValueError:
+        raise invalid(f"{until!r} is no date and time: write it as 2026-12-01 08:00") from None
+    return until
 
 
 class Budget(Section):
@@ -640,19 +644,9 @@ class Budget(Section):
         "start-up, idle GPUs, failed trials and earlier runs count. In a sweep without GPUs, CPU-hours.",
     )
     hours: PositiveFloat | None = Field(None, description="Hours from the start of the first job.")
-    until: Annotated[str, BeforeValidator(str)] | None = Field(
+    until: Annotated[str, BeforeValidator(str), AfterValidator(_check_time)] | None = Field(
         None, description="Date and time, such as `2026-12-01 08:00`; without an offset, in the time zone of the nodes."
     )
-
-    @field_validator("until")
-    @classmethod
-    def _check_time(cls, until: str | None) -> str | None:
-        if until is not None:
-            try:
-                datetime.fromisoformat(until)
-            except ValueError:
-                raise invalid(f"{until!r} is no date and time: write it as 2026-12-01 08:00") from None
-        return until
 
     def _problems(self) -> Iterator[str]:
         if not (self.gpu_hours or self.hours or self.until):
@@ -699,6 +693,10 @@ Keep = Annotated[
 ]
 
 
+_NO_METRICS: Final = "names the metric that ranks trials; a mapping with pattern or file is `metrics`"
+_NO_MAPPING: Final = "is one number, for all trials of the sweep, not a mapping"
+
+
 class Sweep(Study):
     """A named set of trials: the union of `grid`, `trials`, `sample` and `search`, without duplicates.
 
@@ -726,7 +724,7 @@ class Sweep(Study):
         None, description="Hyperparameter search, after the trials of `grid`, `trials` and `sample`."
     )
     stop: Stop | None = Field(None, description="Early stopping.")
-    metric: str | None = Field(
+    metric: Annotated[str | None, refuse(lambda value: _NO_METRICS if isinstance(value, dict) else "")] = Field(
         None,
         description="The metric by which `search`, `stop`, plots and tables compare trials, and `patience` epochs. By "
         "default `val_accuracy`; for a program without `search` and `stop`, also the only metric that it reports "
@@ -800,16 +798,9 @@ class Sweep(Study):
         description="Relative cost of a trial: an arithmetic expression on keys, e.g. `epochs * model_args.blocks`. "
         "Trials start in descending order of cost, and all durations are predicted once the first trial has finished.",
     )
-    retrain: NonNegativeInt = Field(0, description="Increase to train all trials again.")
-
-    @field_validator("metric", "retrain", mode="before")
-    @classmethod
-    def _reject_mapping(cls, value: Any, of: ValidationInfo) -> Any:
-        if isinstance(value, dict) and of.field_name == "metric":
-            raise invalid("names the metric that ranks trials; a mapping with pattern or file is `metrics`")
-        if isinstance(value, dict):
-            raise invalid("is one number, for all trials of the sweep, not a mapping")
-        return value
+    retrain: Annotated[NonNegativeInt, refuse(lambda value: _NO_MAPPING if isinstance(value, dict) else "")] = Field(
+        0, description="Increase to train all trials again."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -973,8 +964,9 @@ class Sweep(Study):
 
     @property
     def epochs_of_all(self) -> int:
-        """The epochs of each trial; 0 if they are not known, or differ."""
-        return 0
+        """The epochs of each trial; 0 if they are not known, or the sweep varies them."""
+        train = self.base_training
+        return 0 if train is None or "epochs" in self._keys_of_parts else train.epochs
 
     @property
     def kept_files(self) -> str:
@@ -1163,11 +1155,6 @@ class TrainSweep(Sweep):
         """The module in `kinds/` that runs the trials."""
         return "train" if self.slots.ranks == 1 else "train_on_gpus"
 
-    @property
-    def epochs_of_all(self) -> int:
-        """The epochs of each trial, unless the sweep varies them."""
-        return 0 if "epochs" in self._keys_of_parts else self.train.epochs
-
     def largest_step(self, train: Train) -> tuple[int, str]:
         """The images of the largest step of a training, and at which scale it has them."""
         return train.images_per_step(), ""
@@ -1248,11 +1235,19 @@ class TreeSweep(Sweep):
         return False
 
 
+def _check_code(paths: list[str]) -> list[str]:
+    try:
+        code_digest(tuple(paths))
+    except OSError as error:
+        raise invalid(f"{error.filename} cannot be read ({error.strerror})") from None
+    return paths
+
+
 class ProgramSweep(ProgramOptions, Sweep):
     """A sweep whose trials run a user's own program."""
 
     timeout_minutes: PositiveFloat | None = Field(None, description="Time limit of an attempt, for your own program.")
-    code: Annotated[list[str], Field(min_length=1)] | None = Field(
+    code: Annotated[list[str], Field(min_length=1), AfterValidator(_check_code)] | None = Field(
         None,
         description="Files and folders of your code, e.g. `[train.py, src/]`, whose content is part of what identifies "
         "a trial: once one has changed, all trials are pending, and what ran before stays in the journal. Paths are "
@@ -1264,15 +1259,6 @@ class ProgramSweep(ProgramOptions, Sweep):
         "`metrics`; `best 5`: these, and all files of the five best configurations. The others are removed while the "
         "sweep runs, the checkpoints among them.",
     )
-
-    @field_validator("code")
-    @classmethod
-    def _check_code(cls, code: list[str] | None) -> list[str] | None:
-        try:
-            code_digest(tuple(code or ()))
-        except OSError as error:
-            raise invalid(f"{error.filename} cannot be read ({error.strerror})") from None
-        return code
 
     @property
     def kept_files(self) -> str:
@@ -1340,7 +1326,7 @@ class CommandSweep(CommandOptions, ProgramSweep):
     resume_remedy: ClassVar[str] = ", or give `checkpoint`"
     report_remedy: ClassVar[str] = "let `metrics` find it, or "
 
-    command: Command = Field(
+    command: Annotated[Command, AfterValidator(check_quoting)] = Field(
         description="Your own program: a command line for bash, with `pipefail`, or a list of words. Placeholders such "
         "as `{lr}` stand for arguments, `{args}` for all others as `--lr 0.1` (`{args:dashes}`, `{args:hydra}`: in "
         "other styles); `{settings}`, `{trial_dir}`, `{trial}`, `{attempt}`, `{resume_from}`, `{dataset}`, `{cpus}`, "
@@ -1359,11 +1345,6 @@ class CommandSweep(CommandOptions, ProgramSweep):
     @classmethod
     def _read_commands(cls, given: Any) -> Any:
         return make_trials(given)
-
-    @field_validator("command")
-    @classmethod
-    def _check_quoting(cls, command: Command) -> Command:
-        return check_quoting(command)
 
     def _problems(self) -> Iterator[str]:
         yield from super()._problems()

@@ -6,7 +6,7 @@ A trial's identity is a hash of this section, so a key that does not change resu
 import re
 import types
 from abc import abstractmethod
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cache
 from typing import Annotated, Any, ClassVar, Final, Literal, Self, Union, get_args, get_origin
 
@@ -52,6 +52,17 @@ def hint(text: str) -> WrapValidator:
             raise PydanticCustomError("pattern", "{value} is not valid; {hint}", message) from None
 
     return WrapValidator(validate)
+
+
+def refuse(find_problem: Callable[[Any], str]) -> BeforeValidator:
+    """In an annotation: refuses a value, as it is in the file, of which the function says what is wrong."""
+
+    def validate(value: Any) -> Any:
+        if problem := find_problem(value):
+            raise invalid(problem)
+        return value
+
+    return BeforeValidator(validate)
 
 
 IMPORT_PATH = r"^[\w.]+:[\w.]+$"

@@ -102,7 +102,7 @@ MISTAKES = {
             {"gpus_per_node": 2, "cpus": 4},
             ": cpus is for jobs without GPUs; with GPUs, give gpus_per_node and cpus_per_trial",
         ),
-        ({"cpus": 100_001}, "at most 100000 CPUs"),
+        ({"cpus": 100_001}, ".cpus: input should be less than or equal to 100000 (is 100001)"),
         ({"cpus": 7, "cpus_per_trial": 2}, "trials of 2 CPUs cannot share 7 evenly: give a multiple"),
         ({"slots_per_node": 4}, "slots_per_node: is no longer an option: give `cpus`, of which each trial has"),
         (
