@@ -114,8 +114,8 @@ def parse_array(text: str) -> list[int]:
 
 
 def _common_lines(body: str) -> list[str]:
-    """The commands before the training that mention neither the task nor a variable that depends on it."""
-    names = [TASK]
+    """The commands before the training that mention neither the task or its job nor a variable that depends on them."""
+    names = [name for name, value in _VARIABLES.items() if value in ("{task}", _JOB_ID)]
     lines = list[str]()
     for line in map(str.strip, body.replace("\\\n", " ").splitlines()):
         assigned = _ASSIGNMENT.match(line)

@@ -120,6 +120,7 @@ tar xf /shared/data.tar \\
   -C $TMPDIR
 LR=${LRS[$SLURM_ARRAY_TASK_ID]}
 mkdir -p out/$LR
+mkdir -p runs/$SLURM_ARRAY_JOB_ID
 for file in a b; do
   cp $file $DATA
 done
