@@ -11,10 +11,10 @@ CONFIG = (
 )
 RUN = f"snakemake --snakefile {ROOT}/Snakefile --profile {ROOT}/profiles/slurm --configfile config.yaml -- sweeps"
 STARTS = (
-    "Snakemake starts on the login node and again in the job, one to two seconds each, then Ray and its workers start "
+    "Snakemake starts on the login node, then the job's program with Ray and its workers, one to two seconds each "
     "([startup.py](../startup.py))"
 )
-HOLDS = "the job holds its GPUs while Snakemake and Ray start and end, and until the last trial has ended"
+HOLDS = "the job holds its GPUs while its program and Ray start and end, and until the last trial has ended"
 HANDS_OVER = (
     "between two commands, the worker reports the end to the driver, which writes it to the journal and sends the next "
     "trial; a guard then starts its process ([slot_pause.py](../slot_pause.py) measures 4 ms for `true` on one host; "
@@ -31,7 +31,7 @@ PEERS = [
         resume=(RUN,),
         causes={
             "seconds": STARTS,
-            "over_seconds": "Snakemake and Ray start first, as above; after the job, another process writes the tables",
+            "over_seconds": "Snakemake and Ray start first, as above; after the job, two programs write the tables",
             "over_bound": HANDS_OVER,
             "overhead_p50_seconds": HANDS_OVER,
             "overhead_p95_seconds": HANDS_OVER,
