@@ -144,7 +144,7 @@ class _Comparison:
         self._stop = stop
         self._mode = mode
         self._score = score
-        self._curves: dict[str, _Curve] = defaultdict(_Curve)
+        self._curves: dict[str, _Curve] = defaultdict(lambda: _Curve(self._score_of))
         self._judged: set[tuple[str, int]] = set()  # for `asha`: trials and the rungs at which they were judged
 
     def verdict(self, trial: str, epoch: float) -> str:
@@ -164,11 +164,11 @@ class _Comparison:
         curve = self._curves[trial]
         last = curve.epochs[-1] if curve.epochs else 0
         if self._stop.method == "median":
-            curve.record(last + 1, -math.inf, self._score_of)
+            curve.record(last + 1, -math.inf)
             return
         rung = self._rung_at(last)
         next_rung = rung * self._stop.reduction_factor if rung else self._stop.grace_period
-        curve.record(next_rung, -math.inf, self._score_of)
+        curve.record(next_rung, -math.inf)
 
     def record(self, trial: str, epoch: float, value: float | None, *, is_judged: bool) -> bool:
         """Record the value of an epoch; what is no number is worst. Returns whether it is another one than before."""
@@ -177,7 +177,7 @@ class _Comparison:
             worth = value if self._mode == "max" else -value
         if is_judged:
             self._judged.add((trial, self._rung_at(epoch)))
-        return self._curves[trial].record(epoch, worth, self._score_of)
+        return self._curves[trial].record(epoch, worth)
 
     def _score_of(self, values: Sequence[float]) -> float:
         """What a trial with these values is compared by: for `median` their mean, for `asha` the score of the sweep."""
@@ -199,22 +199,17 @@ class _Comparison:
         curve = self._curves[trial]
         if not rung:
             return ""
-        first = curve.epochs[bisect_left(curve.epochs, rung)]
+        first = curve.epochs[curve.before(rung)]
         if first < epoch and (trial, rung) in self._judged:
             return ""
         self._judged.add((trial, rung))
-        latest = [other.up_to(first) - 1 for other in self._curves.values()]
-        reached = [
-            other.scores[place]
-            for other, place in zip(self._curves.values(), latest, strict=True)
-            if place >= 0 and other.epochs[place] >= rung
-        ]
-        score = curve.scores[curve.up_to(first) - 1]
-        places = max(1, len(reached) // self._stop.reduction_factor)
-        rank = sum(other > score for other in reached) + 1
+        scores = [other.score(first) for other in self._curves.values() if other.up_to(first) > other.before(rung)]
+        places = max(1, len(scores) // self._stop.reduction_factor)
+        own = curve.score(first)
+        rank = sum(score > own for score in scores) + 1
         if rank <= places:
             return ""
-        reason = f"rank {rank} of the {len(reached)} that have reached epoch {first}; the best {places} continue"
+        reason = f"rank {rank} of the {len(scores)} that have reached epoch {first}; the best {places} continue"
         return f"{self._stop.method}: {reason}"
 
     def _rung_at(self, epoch: float) -> int:
@@ -234,7 +229,7 @@ class _Comparison:
         count = len(reached)
         if count < MEDIAN_TRIALS:
             return ""
-        means = sorted(other.scores[other.up_to(epoch) - 1] for other in reached)
+        means = sorted(other.score(epoch) for other in reached)
         median = means[(count - 1) // 2] / 2 + means[count // 2] / 2  # without overflow
         best = max(curve.values[: curve.up_to(epoch)])
         if best >= median:
@@ -247,21 +242,34 @@ class _Comparison:
 class _Curve:
     """The values that a trial has reported, by ascending epochs; higher is better."""
 
-    def __init__(self) -> None:
+    def __init__(self, score_of: Callable[[Sequence[float]], float]) -> None:
         self.epochs: list[float] = []
         self.values: list[float] = []
-        self.scores: list[float] = []  # of the values up to each epoch
+        self._score_of = score_of
+        self._scores: list[float | None] = []  # of the values up to each epoch, once asked for
 
-    def record(self, epoch: float, value: float, score_of: Callable[[Sequence[float]], float]) -> bool:
+    def record(self, epoch: float, value: float) -> bool:
         """Set the value of an epoch; returns whether it is another one than before."""
-        index = bisect_left(self.epochs, epoch)
+        index = self.before(epoch)
         end = self.up_to(epoch)
         if self.values[index:end] == [value]:
             return False
         self.epochs[index:end] = [epoch]
         self.values[index:end] = [value]
-        self.scores[index:] = [score_of(self.values[: last + 1]) for last in range(index, len(self.values))]
+        self._scores[index:] = [None] * (len(self.values) - index)
         return True
+
+    def score(self, epoch: float) -> float:
+        """What the trial is compared by at an epoch: the score of its values up to there, of which it has one."""
+        last = self.up_to(epoch) - 1
+        score = self._scores[last]
+        if score is None:
+            score = self._scores[last] = self._score_of(self.values[: last + 1])
+        return score
+
+    def before(self, epoch: float) -> int:
+        """How many values it has before an epoch."""
+        return bisect_left(self.epochs, epoch)
 
     def up_to(self, epoch: float) -> int:
         """How many values it has up to an epoch."""
