@@ -415,6 +415,8 @@ class TrainJobs(Jobs):
 
     @override
     def remarks(self, wildcards: Wildcards, attempt: int = 1) -> str:
+        if self._only_rereads(wildcards):
+            return "; its output is read again; nothing runs"
         study = self._config.scaling[wildcards.name]
         environment = describe_environment(study)
         if not self._profile.submits:

@@ -124,7 +124,8 @@ def predict(
     average = np.where(of_group.any(axis=1)[:, None], coefficients, mean)
     effects = np.take_along_axis(average, groups[:, None, :wanted], axis=2) * columns  # (t, d, n)
     expected = effects.sum(axis=0)
-    if len(evidence) == 1:  # of several keys that may lengthen a trial, one probably does; each by itself probably not
+    # Of several keys that may lengthen a trial, one probably does; each by itself probably not.
+    if len(evidence) == 1 and len(effects) > 2:  # the level, and several keys
         measured = np.take_along_axis(average, groups[:, None, compared], axis=2) * of_evidence
         expected = np.median(effects - measured, axis=1).sum(axis=0, keepdims=True)
     limits = middle + logs.min() - LOG_RANGE, middle + logs.max() + LOG_RANGE

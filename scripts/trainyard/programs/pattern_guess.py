@@ -66,6 +66,7 @@ _SETTINGS: Final = frozenset((
 ))  # fmt: skip
 _PLAIN: Final = re.compile(r"[\s\w,;:|/()\[\]{}=\"'%.<>-]{0,24}")  # what may stand between two metrics as it is
 _SPECIAL: Final = re.compile(r"([.^$*+?{}\[\]\\|()])")  # in a regular expression
+_PADDED: Final = re.compile(r"(?<=[^\w ]) $")  # the space in `[ 9/12]` and `epoch: 9`, which `[10/12]` may lack
 _SPACES: Final = re.compile(r"\\s\+| +(?!\*)")  # in a pattern
 MOST_NAMED: Final = 3
 
@@ -319,7 +320,10 @@ def _read_line(line: str) -> _Line | None:
         label = line[pair.start("name") : pair.start("value")]
         word = "" if pattern else "".join(gap.split()[:1])  # that tells the data: the first gap begins with it
         gap = _escape(gap) if _PLAIN.fullmatch(gap) else f"{_escape(word)}.*?"
-        pattern += gap + _escape(label) + f"(?P<{name}>{{number}})"
+        label = _escape(label)
+        if name == "epoch":
+            label = _PADDED.sub(" *", label)
+        pattern += f"{gap}{label}(?P<{name}>{{number}})"
         end = pair.end("value")
     row = _row(pattern, line)
     if row.keys() != set(names):

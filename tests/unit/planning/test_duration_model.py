@@ -125,6 +125,12 @@ def test_after_one_trial_the_others_are_not_expected_to_take_longer_by_each_of_s
     assert np.quantile(found.draws.sum(axis=1), 0.95) > 2 * 10.0 * len(every[1:]), "or they may"
 
 
+def test_after_one_trial_larger_values_of_the_only_key_are_expected_to_take_longer():
+    first, *others = trials(model_args__blocks=[1, 4, 8])
+    expected = predict(others, [(first, 0.3)]).seconds
+    assert expected[0] < expected[1]
+
+
 def test_one_duration_and_the_relative_cost_tell_what_all_take():
     relative = [took(trial, start=0) for trial in (*DEPTHS, DEPTHS[-1])]
     found = predict(DEPTHS, [(DEPTHS[-1], 17.0)], relative=relative)

@@ -339,3 +339,10 @@ def test_the_metric_that_ranks_trials_is_of_held_out_data_and_rather_a_score():
     assert best_metric(["lr", "train_acc", "val_loss", "val_acc", "epoch"]) == "val_acc"
     assert best_metric(["epoch", "train_acc", "val_loss"]) == "val_loss"
     assert best_metric(["epoch", "step", "lr", "seconds"]) == ""
+
+
+@pytest.mark.parametrize("line", ["Epoch [{:2d}/12] val_acc {}", "Epoch:{:2d}/12 val_acc {}"])
+def test_a_pattern_from_padded_epochs_matches_those_with_more_digits(line):
+    guess = guess_pattern([line.format(epoch, 0.9 + epoch / 1000) for epoch in range(1, 10)])
+    (found,) = Metrics(pattern=guess.pattern).compiled
+    assert found.search(line.format(100, 0.97))["epoch"] == "100"
