@@ -48,8 +48,8 @@ class MetricsFile:
         self._was_changed = False  # a row of a table or list: from then on, rows cannot be counted as they come
         self._rests_until = -math.inf
 
-    def new_rows(self, *, final: bool) -> list[dict[str, Any]]:
-        """The rows since the last call; with `final`, also an incomplete one."""
+    def new_rows(self, *, final: bool, torn: bool = False) -> list[dict[str, Any]]:
+        """The rows since the last call; with `final`, also an incomplete one, unless the file's end is `torn`."""
         if not final and time.monotonic() < self._rests_until:
             return []
         began = time.thread_time()
@@ -69,7 +69,7 @@ class MetricsFile:
             if final:
                 self._set_error(error)
             return []
-        rows = self._read(content, final=final)
+        rows = self._read(content, final=final and not torn)
         # A file of many rows takes longer to read: then it is read less often, with a twentieth of a CPU.
         self._rests_until = time.monotonic() + REST * max(0.0, time.thread_time() - began - 0.01)
         return rows
@@ -78,7 +78,7 @@ class MetricsFile:
         if self._offset or content.startswith(MAGIC):
             return self._read_run(content)
         content = content.removeprefix(codecs.BOM_UTF8)
-        if self._path.suffix == ".csv" or _begins_table(content):
+        if self._path.suffix in (".csv", ".tsv") or _begins_table(content):
             self._header = None
             self._delimiter = ""
             rows = self._new_of(self._read_lines(content, self._parse_cells, final=final), is_numbered=True)
@@ -329,8 +329,8 @@ class MatchingFiles:
         """Whether the end of the newest file could be read."""
         return self._current is None or self._current.is_complete
 
-    def new_rows(self, *, final: bool) -> list[dict[str, Any]]:
-        """The rows since the last call; with `final`, also an incomplete one of the newest file."""
+    def new_rows(self, *, final: bool, torn: bool = False) -> list[dict[str, Any]]:
+        """The rows since the last call; with `final`, also an incomplete one of the newest file if it is not torn."""
         rows = list[dict[str, Any]]()
         for path in self._look(final=final):
             self._files[path] = file = MetricsFile(path, self._notes)
@@ -345,7 +345,7 @@ class MatchingFiles:
         for path, file in self._files.items() if self._current is None else ():  # to which this attempt may append
             if has_changed([path], self._before):
                 self._current = file
-        new = self._current.new_rows(final=final) if self._current else []
+        new = self._current.new_rows(final=final, torn=torn) if self._current else []
         self._has_new_rows = self._has_new_rows or bool(new)
         return rows + new
 
@@ -409,8 +409,8 @@ class EventFiles:
         """Whether this attempt has written events."""
         return has_changed(self._loaders, self._before)
 
-    def new_rows(self, *, final: bool) -> list[dict[str, Any]]:
-        """A row for each step with new scalars since the last call, in the order of the steps."""
+    def new_rows(self, *, final: bool, torn: bool = False) -> list[dict[str, Any]]:
+        """A row for each step with new scalars since the last call, in the order of the steps; no event is `torn`."""
         if final or time.monotonic() >= self._looked_at + LOOK_SECONDS:
             self._looked_at = time.monotonic()
             for path in metric_files(self._metrics, self._folder):

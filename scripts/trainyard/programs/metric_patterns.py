@@ -96,8 +96,8 @@ class PatternParser:
                 counts = f"which count as epochs of one training: {remedy}"
                 self._notes.warn("trainings", f"{', '.join(names)}: {several}, {counts}")
 
-    def new_rows(self, *, final: bool) -> list[dict[str, Any]]:
-        """The rows completed since the last call; with `final`, also the incomplete one."""
+    def new_rows(self, *, final: bool, torn: bool = False) -> list[dict[str, Any]]:
+        """The rows completed since the last call; with `final`, also the incomplete one: no line is `torn`."""
         if final:
             for reported in self._labels.rest():
                 self._add_values(self._mean.add(reported))

@@ -193,8 +193,7 @@ class MetricsCollector:
         was killed or failed, so the end of its file may be only a part of a row.
         """
         self._is_final = final
-        is_file = self._source is not self._parser
-        for row in self._source.new_rows(final=final and not (torn and is_file)):
+        for row in self._source.new_rows(final=final, torn=torn):
             numbers = numeric_row(row)
             for name in self._find_unread(row, numbers):
                 del numbers[name]

@@ -284,6 +284,12 @@ def test_a_table_is_known_by_its_header_and_may_have_other_delimiters(tmp_path, 
     assert (found.error, found.missing) == ("", "")
 
 
+def test_a_tsv_file_is_a_table_whatever_its_header_is(tmp_path):
+    found = reported(tmp_path, file="m.tsv")
+    (tmp_path / "m.tsv").write_text("\tepoch\tval loss\n0\t1\t0.5\n")
+    assert found.new_rows(final=True) == [{"epoch": 1, "val loss": 0.5}]
+
+
 @pytest.mark.parametrize("again", ["epoch,loss", "epoch,loss,acc", "loss,epoch,new,acc"])
 def test_a_header_that_a_resumed_program_writes_again_may_have_other_columns(tmp_path, again):
     found = reported(tmp_path, file="m.csv")
@@ -1074,7 +1080,8 @@ def test_a_hundred_short_epochs_all_pass(tmp_path):
         assert [row["epoch"] for row in found.new_rows()] == [*range(1, 101)]
 
 
-def test_a_file_that_takes_long_to_read_is_read_less_often(tmp_path, monkeypatch):
+@pytest.mark.parametrize("torn", [True, False])
+def test_a_file_that_takes_long_to_read_is_read_less_often_and_at_the_end(tmp_path, monkeypatch, torn):
     monkeypatch.setattr("trainyard.programs.metric_files.REST", 10_000)
     found, path = reported(tmp_path, file="m.jsonl"), tmp_path / "m.jsonl"
     path.write_text("".join(json.dumps({"acc": epoch}) + "\n" for epoch in range(20_000)))
@@ -1082,7 +1089,7 @@ def test_a_file_that_takes_long_to_read_is_read_less_often(tmp_path, monkeypatch
     with open(path, "a") as file:
         file.write('{"acc": 7}\n')
     assert found.new_rows() == []
-    assert found.new_rows(final=True)[-1] == {"epoch": 20_001, "acc": 7}
+    assert found.new_rows(final=True, torn=torn)[-1] == {"epoch": 20_001, "acc": 7}
 
 
 def test_a_rewritten_file_is_read_again_once_it_is_complete(tmp_path):
