@@ -25,10 +25,13 @@ _SETS_GPUS: Final = re.compile(
     r"['\"]?(\$\([^|)]*\)*|[^\s;&|'\"]+)"
 )
 _KNOWS_GPUS: Final = re.compile(rf"{VISIBLE}|SLURM_\w*GPUS|LOCAL|^-|^all$", re.IGNORECASE)
-_ASKS_GPUS: Final = re.compile(rf"-[zn]\s+['\"]?\$\{{?{VISIBLE}")
+# In a question, or where another variable is made of it.
+_ASKS_GPUS: Final = re.compile(rf"(?:-[zn]\s+|<<<\s*|(?:^|[;&(]|export)\s*\w+=[^;&]*)['\"]?\$\{{?{VISIBLE}")
 _PORT: Final = re.compile(r"(?:\bMASTER_PORT=['\"]?|--?(?:master|main[-_]process)[-_]port[= ])(\d+)")
+# As a program, not the value of an option or the name of a package.
 _TAKES_PORT: Final = re.compile(
-    r"(^|[\s;&|/])(?P<by>torchrun|deepspeed|accelerate(?= launch .*--(multi[-_]gpu|num[-_]processes[ =]([2-9]|\{))))\s"
+    r"(^|[;&|(/]|(^|\s)[^-\s]\S*\s)\s*(?P<by>(torchrun|deepspeed)(?=\s+([-{$\"']|\S+\.py\b))"
+    r"|accelerate(?= launch .*--(multi[-_]gpu|num[-_]processes[ =]([2-9]|\{))))"
     r"|-m\s+torch\.distributed\.(run|launch)\b"
 )
 _MEETS: Final = re.compile(r"--(standalone|rdzv[-_]\w+|master[-_]port|main[-_]process[-_]port)\b|\bPET_\w+=")
@@ -97,7 +100,9 @@ def _line_problems(lines: Sequence[ShellLine]) -> Iterator[ScriptFinding]:
             yield ScriptFinding("port", *at, message, f"add {option}")
         if _REQUEUE.search(text):
             yield ScriptFinding("requeue", *at, *_NO_REQUEUE)
-        if away := _ELSEWHERE.search(text):
+        away = _ELSEWHERE.search(text)
+        others = [each.text for each in lines if each.path == line.path and each is not line]
+        if away and not starts_program("\n".join([*others, text[: away.start()]])):
             message = f"`{away['by']}` returns at once: the trial ends before what it starts, without its results"
             yield ScriptFinding("background", *at, message, "write what it starts in its place")
         if _SRUN.search(text):

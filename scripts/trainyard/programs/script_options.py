@@ -271,13 +271,14 @@ class _Options:
     def read(self) -> Iterator[ScriptOption]:
         """The options; the first of each name counts."""
         for file in self._source.files:
+            for call in file.calls:
+                if file.name(call.func).startswith("absl.flags.DEFINE_"):
+                    yield from self._of_absl(file, call)
             calls = [call for call in file.calls if _literal_names(call)]
             yield from self._of_argparse(file, [call for call in calls if method(call) == "add_argument"])
             for call in calls:
                 if file.name(call.func) in ("click.option", "click.argument"):
                     yield self._of_click(file, call)
-                elif file.name(call.func).startswith("absl.flags.DEFINE_"):
-                    yield self._of_absl(file, call)
             for owner in self._owners(file):
                 yield from self._of_class(owner, "") if isinstance(owner, ast.ClassDef) else self._of_function(owner)
 
@@ -392,11 +393,14 @@ class _Options:
 
     # ---- absl
 
-    def _of_absl(self, file: SourceFile, call: ast.Call) -> ScriptOption:
-        flag = f"--{_literal_names(call)[0]}"
+    def _of_absl(self, file: SourceFile, call: ast.Call) -> Iterator[ScriptOption]:
+        name = literal(call.args[0] if call.args else arguments(call).get("name"))
+        if not isinstance(name, str):
+            return
+        flag = f"--{name}"
         is_bool = method(call) in ("DEFINE_bool", "DEFINE_boolean")
         default = call.args[1] if len(call.args) > 1 else arguments(call).get("default")
-        return ScriptOption(
+        yield ScriptOption(
             flag,
             default=literal(default),
             is_required=literal(arguments(call).get("required")) is True,

@@ -183,6 +183,13 @@ def test_absl_turns_a_flag_off_by_its_no(tmp_path):
     assert outcomes(path, script.switch("--use_amp")) == [["True"], ["False"]]
 
 
+def test_the_option_of_absl_is_its_name_however_it_is_given(tmp_path):
+    path = tmp_path / "train.py"
+    declared = "flags.DEFINE_integer(name='epochs', default=3, help='n')\nflags.DEFINE_float(KEY, 0.1, 'a rate')\n"
+    path.write_text(f"from absl import app, flags\n{declared}app.run(print)\n")
+    assert [(option.flag, option.default) for option in read_script(path).options] == [("--epochs", 3)]
+
+
 CONFIG = "@dataclass\nclass Net:\n    depth: int = 18\n    norm: bool = True\n\n@dataclass\nclass Config:\n"
 CONFIG += "    lr0: float = 0.1\n    batch_size: int = 64\n    amp: bool = True\n    name: str = field(default='x')\n"
 DATACLASS = f"from dataclasses import dataclass, field\n{CONFIG}    net: Net = field(default_factory=Net)\n\n"
