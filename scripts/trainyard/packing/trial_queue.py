@@ -61,9 +61,11 @@ class TrialQueue:
     def take(self, place: Location, places: Sequence[Location]) -> Task | None:
         """The next task for a slot, which this job has claimed; None if there is none for it."""
         search = self._run.search
-        if self._order.space.sweep.budget or (search and self._order.is_shared):
-            self._order.refresh()  # what has ended reserves nothing, and another job may have drawn ahead
-            self._take_changes()
+        draws_with_others = search is not None and self._order.is_shared
+        if draws_with_others or self._order.space.sweep.budget:
+            self._order.refresh()  # what has ended reserves nothing
+        if draws_with_others:
+            self._take_changes()  # another job may have drawn ahead
         all_places = [*places, *self._order.places]
         if self._failures.avoids(place, all_places):
             return None

@@ -76,6 +76,17 @@ def test_trials_start_in_order_and_then_the_suggested_ones(queue_of):
     assert drain(queue) == ["a", "b", "suggested-1", "suggested-0"]
 
 
+def test_a_trial_that_must_fit_a_budget_starts_without_a_look_at_all_others(tmp_path, monkeypatch):
+    sweep = check_config({"sweeps": {"s": {"command": "true {x}", "grid": {"x": [1, 2]}, "budget": {"gpu_hours": 1}}}})
+    state = plan_sweep(sweep, "s", tmp_path).state
+    state.folder.mkdir(parents=True)
+    with session_of(state.folder) as journal:
+        queue = TrialQueue(run_beside(journal, state))
+        queue.add(map(state.task, state.trials))
+        monkeypatch.setattr(SharedOrder, "take_changes", None)
+        assert drain(queue) == list(state.trials)
+
+
 def test_a_closed_queue_starts_nothing(queue_of):
     queue = queue_of(task("a"))
     queue.is_closed = True
