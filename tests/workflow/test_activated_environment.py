@@ -46,7 +46,7 @@ def test_programs_run_in_the_environment_in_which_snakemake_was_started(activate
     project, venv = activated, activated.folder / "env"
     project.write(CONFIG)
     output = project.snakemake("--", "results/sweeps/own/trials.csv", "results/scaling/own/1x1/summary.json")
-    assert output.count(f"; python is {venv}/bin/python") == 1, "in the plan of the study; that of the sweep is its log's"
+    assert output.count(f"; python is {venv}/bin/python") == 1, "in the study's plan; the sweep's is in its log"
     found = [json.loads(path.read_text()) for path in project.results.rglob("found.json")]
     assert len(found) == 3
     for each in found:
