@@ -145,6 +145,9 @@ _REMEDIES: Final = {
 }
 
 
+_PREDEFINED: Final = re.compile(r"(?<!\$)\{(\w+)\}")  # in a value, where ${...} is of a shell, or of Hydra
+
+
 @cache
 def _parse(command: str) -> shell_syntax.CommandLine:
     return shell_syntax.parse_command(command, PLACEHOLDER)
@@ -153,8 +156,14 @@ def _parse(command: str) -> shell_syntax.CommandLine:
 def check_values(command: Command, args: Mapping[str, Any], predefined: Mapping[str, Any]) -> None:
     """Raise a ValueError if a placeholder or arithmetic has no value, or a shell would not take one as it is.
 
-    In an arithmetic expansion, $((...)), it must be a number.
+    In an arithmetic expansion, $((...)), it must be a number. A value with a placeholder, which is not replaced, is an
+    error, too.
     """
+    for key, text in dotted_items(args):
+        within = _PREDEFINED.search(text) if isinstance(text, str) else None
+        if within and within[1] in predefined:
+            remedy = "write it in the command, or let the program run in its own folder by `workdir: trial`"
+            raise invalid(f"{key}: {within[0]} is not replaced within a value: {remedy}")
     values = make_values(command, args, predefined, lambda flag: Switch((flag,), ()))
     parts = [command] if isinstance(command, str) else command
     for name in sorted({each for part in parts for each in PLACEHOLDER.findall(part)}):

@@ -214,6 +214,10 @@ MISTAKES = {
             "assign it to a variable first, as in x={n}, and write $x there",
         ),
         (
+            {"command": "x {settings}", "settings": "json", "args": {"out": "{trial_dir}/a"}},
+            ".args: out: {trial_dir} is not replaced within a value: write it in the command, or",
+        ),
+        (
             {"command": "x $(({n} * 2))", "grid": {"n": [1, "a"]}},
             ".grid: {n} is in $((...)), but 'a' is not a number: assign it to a variable first, as in x={n}",
         ),
