@@ -529,7 +529,9 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
         A job that has ended as planned uses up no retry, one that would end in the same way again uses up all.
         """
         super().handle_job_error(job)
-        end, is_final = self._ends.get(job.jobid, ""), _is_marked(job, final_mark)
+        # Snakemake reports no end of a job that succeeded, and whose outputs it then does not find.
+        end = self._ends.pop(job.jobid, f"The job of {_name(job)} has failed")
+        is_final = _is_marked(job, final_mark)
         if not job.is_group():
             retries = self._retries.setdefault(job.name, job.restart_times)
             self._continued[job.jobid] += _is_marked(job, continued_mark)

@@ -86,13 +86,17 @@ def _describe_incomplete(incomplete: Mapping[str, Progress], total: int) -> list
     return [f"{ended}; `complete` says when they are, and they go on until then"]
 
 
+def _share(found: Mapping[str, object], work: Mapping[str, TrialWork]) -> str:
+    return f"{len(found)} of {count_of(len(work), 'finished trial')}"
+
+
 def _describe_late_beginnings(work: Mapping[str, TrialWork]) -> list[str]:
     """That trials began with a later epoch than others: they may have resumed from what another trial has saved."""
     found = {name: each.began_late_at for name, each in work.items() if each.began_late_at is not None}
     if not found:
         return []
     trial, epoch = next(iter(found.items()))
-    began = f"{len(found)} of {count_of(len(work), 'finished trial')} began with a later epoch than others"
+    began = f"{_share(found, work)} began with a later epoch than others"
     resumed = f"as trial {trial} with epoch {epoch:.6g}: it may have resumed from the checkpoint of another trial"
     return [f"{began}, {resumed}; let the program save in its own folder, `{{trial_dir}}`"]
 
@@ -103,7 +107,7 @@ def _describe_hidden_errors(work: Mapping[str, TrialWork]) -> list[str]:
     if not errors:
         return []
     trial, error = next(iter(errors.items()))
-    ended = f"{len(errors)} of {count_of(len(work), 'finished trial')} ended with exit code 0 after an error"
+    ended = f"{_share(errors, work)} ended with exit code 0 after an error"
     return [f"{ended}, as trial {trial}: {error}; `complete` says when they are done, or let the program fail"]
 
 
@@ -142,10 +146,10 @@ def _describe_new_beginnings(work: Mapping[str, TrialWork], score: Score) -> lis
     if not beginnings:
         return []
     trial, epoch = next(iter(beginnings.items()))
-    count = f"{len(beginnings)} of {count_of(len(work), 'finished trial')}"
     again = f"report an earlier epoch again, as trial {trial} after epoch {epoch:.6g}"
     counts = f"if their programs train several times, the {describe_score(score)} of all trainings counts"
-    return [f"{count} {again}: {counts}; have them print the one value to rank by at the end, under another name"]
+    remedy = "have them print the one value to rank by at the end, under another name"
+    return [f"{_share(beginnings, work)} {again}: {counts}; {remedy}"]
 
 
 def _name(trials: list[str]) -> str:

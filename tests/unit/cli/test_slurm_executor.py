@@ -308,6 +308,14 @@ def fail(executor, job, number):
     return follows
 
 
+def test_a_job_that_succeeded_without_its_outputs_is_named_not_its_earlier_end(executor, tmp_path, slurm, logged):
+    slurm.prints("scontrol", "JobState=FAILED StartTime=Unknown", of="show job")
+    job = snakemake_job(tmp_path / "s.log", restart_times=3)
+    assert fail(executor, job, 7)
+    executor.handle_job_error(job)  # without a report, as Snakemake does when outputs are missing
+    assert logged[-1] == "The job of sweep depth has failed: another job follows."
+
+
 def test_a_job_that_got_further_is_continued_without_a_retry(executor, tmp_path, slurm, logged):
     """Another one of its rule that fails has the retries that it was given."""
     slurm.prints("scontrol", "JobState=FAILED StartTime=Unknown", of="show job")
