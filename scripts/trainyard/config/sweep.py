@@ -1304,9 +1304,15 @@ class ProgramSweep(ProgramOptions, Sweep):
 
     @property
     def seed_key(self) -> str | None:
-        """The only argument that is a seed."""
-        found = [key for key, _ in dotted_items(self.args) if is_seed(key)]
-        return found[0] if len(found) == 1 else None
+        """The only argument, or else placeholder, called `seed`; without one, the only one with another name of it."""
+        arguments = [key for key, _ in dotted_items(self.args) if is_seed(key)]
+        placeholders = list(filter(is_seed, self.used_names))
+        for is_named in (True, False):
+            for keys in (arguments, placeholders):
+                found = [key for key in keys if (key.rpartition(".")[2] == "seed") is is_named]
+                if len(found) == 1:
+                    return found[0]
+        return None
 
     @property
     def used_names(self) -> set[str]:
@@ -1361,11 +1367,6 @@ class CommandSweep(CommandOptions, ProgramSweep):
         if used := sorted(conditional & self.find_names(self.command)):
             remedy = f"write {{args}} instead of {{{used[0]}}}"
             yield f"{used[0]} has no value where its `when` does not hold: {remedy}"
-
-    @property
-    def seed_key(self) -> str | None:
-        """The seed among the arguments, or else the one for which the command has a placeholder."""
-        return super().seed_key or next(filter(is_seed, sorted(self.find_names(self.command))), None)
 
     @property
     def command_line(self) -> Command:

@@ -56,6 +56,15 @@ def test_seeds_of_scripts_have_several_names(key):
     assert not any(map(is_seed, ("data_seed", "n_seeds", "seed_size", "speed")))
 
 
+@pytest.mark.parametrize(
+    ("command", "args"),
+    [("train {args}", {"seed": 0, "random_state": 42}), ("train {seed} {random_state}", {"random_state": 42})],
+)
+def test_of_several_seeds_repeats_counts_the_one_with_this_name(command, args):
+    made = CommandSweep.model_validate({"command": command, "args": args, "repeats": 2})
+    assert [trial.values for trial in expand(made).trials] == [{"seed": 0}, {"seed": 1}]
+
+
 def test_samples_are_the_same_for_the_same_seed_and_in_their_range():
     values = {"lr": {"low": 1e-4, "high": 0.1, "log": True}, "epochs": {"low": 1, "high": 9, "integer": True}}
     made = {seed: sweep(sample={"count": 30, "seed": seed, "values": values}) for seed in (0, 1)}
