@@ -41,7 +41,7 @@ class MetricsFile:
         self.is_complete = True  # whether its end could be read
         self._path = path
         self._state = tuple[int, ...]()
-        self._offset = 0  # in a run of W&B, which only grows
+        self._offset = 0  # of what was read of a run of W&B
         self._header: list[str] | None = None
         self._delimiter = ""  # of a table
         self._known: list[int] = []  # a digest of each row that was read
@@ -60,6 +60,8 @@ class MetricsFile:
                 if state == self._state and not final:
                     return []
                 self._state = state
+                if status.st_size < self._offset:  # another run has the same path
+                    self._offset = 0
                 file.seek(self._offset)
                 content = file.read()
         except FileNotFoundError:

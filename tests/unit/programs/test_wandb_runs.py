@@ -90,6 +90,15 @@ def test_records_are_read_as_they_arrive_byte_by_byte(tmp_path):
     assert not metrics.error
 
 
+def test_a_run_that_begins_anew_at_the_same_path_is_read(tmp_path):
+    path = run_file(tmp_path)
+    metrics = MetricsCollector(WANDB, tmp_path, began=0.0)
+    write(path, [{"epoch": step, "loss": step} for step in range(9)])
+    metrics.new_rows()
+    write(path, [{"epoch": 0, "loss": 7}])
+    assert [row["loss"] for row in metrics.new_rows(final=True)][-1] == 7
+
+
 def test_an_attempt_that_resumes_continues_the_steps_of_the_run_before(tmp_path):
     write(run_file(tmp_path, "offline-run-20260101_120000-abc"), [{"_step": step, "loss": step} for step in range(3)])
     metrics = MetricsCollector(WANDB, tmp_path, resumes=True)
