@@ -408,7 +408,7 @@ class TrainJobs(Jobs):
             return f"scaling {wildcards.name}: the output of {wildcards.scale} is read again; nothing runs"
         what = f"scaling {wildcards.name}: training at {wildcards.scale}{study.describe_step(wildcards.scale)}"
         cost = f"; {describe_scale(self._row(wildcards))}" if self._profile.submits else ""
-        return f"{what}{cost}{self.remarks(wildcards, attempt)}"
+        return f"{what}{cost}{self._remarks(wildcards)}"
 
     def _row(self, wildcards: Wildcards) -> PlannedJob:
         return plan_scale(self._config, wildcards.name, wildcards.scale, self._results, runtime_minutes=None)
@@ -417,6 +417,9 @@ class TrainJobs(Jobs):
     def remarks(self, wildcards: Wildcards, attempt: int = 1) -> str:
         if self._only_rereads(wildcards):
             return "; its output is read again; nothing runs"
+        return self._remarks(wildcards)
+
+    def _remarks(self, wildcards: Wildcards) -> str:
         study = self._config.scaling[wildcards.name]
         environment = describe_environment(study)
         if not self._profile.submits:
