@@ -1,11 +1,11 @@
 """Write a first config, without a question, for a training script or a sweep that you have written for another tool.
 
-The options are read from the script's source (argparse, click, Typer, Hydra, data classes). The script then runs for a
-moment, in a temporary folder, for the file or the lines of its output with its metrics; `--no-run` leaves this out.
-Which metric ranks trials is a guess, and the config says why. A sweep of Weights & Biases, the sbatch script of a job
-array, and a file with a command per line keep their trials; comments say what could not be carried over. On a Slurm
-cluster, profiles/slurm/config.yaml is written, too, with the partition, account and GPU type of `sinfo` and
-`sacctmgr`. No file is overwritten.
+The options are read from the script's source (argparse, click, Typer, Hydra, data classes), or its settings from a file
+that it takes, or variables. The script then runs for a moment, in a temporary folder, for the file or the lines of its
+output with its metrics; `--no-run` leaves this out. Which metric ranks trials is a guess, and the config says why. A
+sweep of Weights & Biases, the sbatch script of a job array, and a file with a command per line keep their trials;
+comments say what could not be carried over. On a Slurm cluster, profiles/slurm/config.yaml is written, too, with the
+partition, account and GPU type of `sinfo` and `sacctmgr`. No file is overwritten.
 """
 
 import argparse
@@ -19,13 +19,15 @@ from typing import Final
 from trainyard.cli import command_line
 from trainyard.cli.array_script import import_array_script
 from trainyard.cli.first_config import (
+    MOST_KEYS,
     Observed,
     fill_profile,
+    find_constants,
+    find_varied,
     first_config,
     missing_options,
     todos,
     type_words,
-    varied_options,
 )
 from trainyard.cli.first_run import observe
 from trainyard.cli.imported_sweep import ImportedSweep, import_commands
@@ -33,10 +35,11 @@ from trainyard.cli.wandb_sweep import import_wandb_sweep
 from trainyard.cluster import host, slurm_queries
 from trainyard.config.config import Config
 from trainyard.config.parser import read_file
-from trainyard.programs.script_findings import find_settings_in_environment
-from trainyard.programs.script_options import read_script
+from trainyard.programs.script_options import Script, read_script
+from trainyard.programs.user_environment import SCRIPT
 from trainyard.utils.errors import UserError, storage_errors
 from trainyard.utils.import_path import SCRIPTS
+from trainyard.utils.text import list_some
 from trainyard.utils.typed_commands import DEFAULT_CONFIG, trainyard_call
 
 CONFIGS: Final = (".yaml", ".yml", ".json")
@@ -50,7 +53,7 @@ def main(arguments: argparse.Namespace) -> None:
     _write_profile()  # also if the config must be written by hand, or is there
     command = arguments.command
     usual = (path for path in map(Path, USUAL) if path.exists() and not command)
-    named = [word for word in command if word.endswith(".py")] or [arguments.source]
+    named = [word for word in command if word.endswith(SCRIPT)] or [arguments.source]
     path = Path(named[0]) if named[0] else next(usual, None)
     if arguments.out.suffix not in CONFIGS:
         raise UserError(
@@ -59,7 +62,7 @@ def main(arguments: argparse.Namespace) -> None:
     if path is None:
         call = trainyard_call("init", "path/to/train.py")
         here = f"here is none of {', '.join(USUAL)}"
-        why = f"{shlex.join(command)} starts no .py file" if command else here
+        why = f"{shlex.join(command)} starts no script" if command else here
         raise UserError(f"name your training script, as in `{call}`: {why}")
     if arguments.out.exists():
         raise UserError(f"{arguments.out} exists, and no file is overwritten: name another one by --out")
@@ -96,44 +99,53 @@ def _read_sweep(path: Path, arguments: argparse.Namespace) -> ImportedSweep | No
         return import_array_script(path, arguments.array)
     if is_python:
         return None
-    if path.suffix in (".sh", ".bash") or text.startswith("#!"):
-        raise UserError(
-            f"{path} is a shell script, whose settings are not known here: write its command by hand, as in "
-            f"`command: LR={{lr}} bash {path} {{trial_dir}}`; see {SCRIPTS.parent / 'docs/quickstart.md'}"
-        )
+    if _is_shell_script(path):
+        return None
     return import_commands(path)
+
+
+def _is_shell_script(path: Path) -> bool:
+    first = path.read_text(errors="replace").partition("\n")[0]
+    return path.suffix in (".sh", ".bash") or re.match(r"#!.*\b(ba|da|k|z)?sh\b", first) is not None
 
 
 def _read_script(path: Path, arguments: argparse.Namespace) -> tuple[str, list[str]]:
     """The config for a training script, and what is left to do in it."""
-    script = read_script(path)
-    if not (varied := varied_options(script)):
-        flags = ", ".join(option.flag for option in script.options) or "none"
-        of_wandb = f", or {SCRIPTS.parent / 'docs/trackers.md'} for those of wandb.config"
-        of_wandb = of_wandb if script.source.uses_wandb else ""
-        if not script.options and (names := find_settings_in_environment(script)):
-            call = " ".join([*(f"{name}={{{name.lower()}}}" for name in names), "python", shlex.quote(str(path))])
-            raise UserError(
-                f"{path} has no options, but reads variables: write a config with `command: {call}`, without those "
-                f"that do not vary; see {SCRIPTS.parent / 'docs/your-script.md'}"
-            )
-        raise UserError(
-            f"{path} has no option that a sweep usually varies, such as --lr or --batch-size, in argparse, click, "
-            f"Typer, Hydra or a data class; found: {flags}. A config is short to write by hand: see "
-            f"{SCRIPTS.parent / 'docs/your-script.md'}, with `settings:` for settings in a file{of_wandb}"
-        )
+    before, typed = (), ()
     for number, word in enumerate(arguments.command):
         if Path(word) == path:
-            script = type_words(script, varied, arguments.command[:number], arguments.command[number + 1 :])
-    observed = Observed()
+            before = arguments.command[:number]
+            typed = arguments.command[number + 1 :]
+    in_shell = _is_shell_script(path)
+    read = Script(path, (), library="shell", program=("bash",)) if in_shell else read_script(path)
+    script, varied = find_varied(read, typed)
+    if not varied:
+        raise UserError(_nothing_to_vary(script))
+    script = type_words(script, varied, before, typed)
+    observed = Observed(problem="a script for a shell is not tried" if in_shell else "")
     if missing := missing_options(script, varied):
         log.info("%s is not run: it requires %s", path, ", ".join(missing))
-    elif arguments.run:
+    elif arguments.run and not in_shell:
         log.info("running %s in a temporary folder, for %g s at most (without: --no-run)", path, arguments.seconds)
         observed = observe(script, varied, arguments.seconds)
     left = todos(script, varied, observed)
     text = first_config(script, varied, observed, left)
     return text, [line.splitlines()[0].removesuffix(", as in") for line in left]
+
+
+def _nothing_to_vary(script: Script) -> str:
+    """Why a config must be written by hand, and how."""
+    docs = SCRIPTS.parent / "docs"
+    message = f"{script.path} has no option, in argparse, click, Typer, Hydra or a data class, that a sweep could vary"
+    if flags := [option.flag for option in script.options]:
+        message += f"; found: {', '.join(flags)}"
+    if constants := find_constants(script):
+        message += f"; make options of its constants, as by argparse: {list_some(constants, most=MOST_KEYS)}"
+    message += f". A config is short to write by hand: see {docs / 'your-script.md'}"
+    if files := [option.flag for option in script.options if re.search("conf|cfg|settings", option.key)]:
+        call = trainyard_call("init", "python", str(script.path), files[0] * files[0].startswith("-"), "conf.yaml")
+        message += f"; if {files[0]} takes a file of settings, name it, as in `{call}`"
+    return message + (f", or {docs / 'trackers.md'} for settings of wandb.config" if script.source.uses_wandb else "")
 
 
 def _write(path: Path, text: str) -> None:

@@ -1,23 +1,33 @@
 """The first config for a training script, and the profile for a Slurm cluster, as `trainyard init` writes them."""
 
+import ast
 import math
 import os
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
 from trainyard.cluster.gpus import has_gpu
 from trainyard.cluster.slurm_queries import Partition, named_partitions, parse_gpus
 from trainyard.config.metric_names import guess_mode
-from trainyard.config.parser import InLine, write_yaml
+from trainyard.config.parser import InLine, read_file, write_yaml
+from trainyard.config.placeholders import TRIAL_DIR, dotted_items
 from trainyard.config.user_programs import Metrics
-from trainyard.programs.script_findings import find_gpu_option, find_problems, handled_signals
-from trainyard.programs.script_options import Script, ScriptOption
+from trainyard.programs.script_findings import (
+    find_gpu_option,
+    find_problems,
+    find_settings_in_environment,
+    handled_signals,
+)
+from trainyard.programs.script_options import Script, ScriptOption, read_started
+from trainyard.programs.script_source import literal
 from trainyard.programs.started_scripts import find_started
 from trainyard.utils.import_path import SCRIPTS
 from trainyard.utils.typed_commands import trainyard_call
@@ -26,6 +36,7 @@ TRIALS: Final = 20
 MOST_KEYS: Final = 4  # that a first sweep varies
 MOST_CHOICES: Final = 6
 MOST_VALUES: Final = 4  # of the metric, in a comment
+SETTINGS_FILES: Final = (".yaml", ".yml", ".json")
 Values = list[Any] | dict[str, Any]
 Varied = dict[str, tuple[ScriptOption, Values]]  # by key
 
@@ -81,17 +92,103 @@ def _takes_number(option: ScriptOption) -> bool:
         return False
 
 
-def varied_options(script: Script) -> Varied:
-    """The options that a first sweep varies, each with its values, by key."""
+def find_varied(script: Script, typed: Sequence[str]) -> tuple[Script, Varied]:
+    """What a first sweep of a script varies, each with its values, by key; and the script with where it reads this.
+
+    That is the first of its options, a file of settings that its command line (`typed`) or a default names, and its
+    variables where one has a usual name; otherwise the first with a number or choices.
+    """
+    readers = [script, *_readers_of_file(script, typed), *_readers_of_variables(script)]
+    for find in (_usual, _others):
+        for reader in readers:
+            if varied := find(reader):
+                return reader, varied
+    return script, {}
+
+
+def _usual(script: Script) -> Varied:
+    """The settings of a script that a sweep usually varies."""
     varied: Varied = {}
     for pattern, find in _VARIED:
-        for option in script.options:
-            is_option = option.flag.startswith("-") or script.uses_hydra
-            is_varied = is_option and re.fullmatch(pattern, option.key.rpartition(".")[2].lower()) is not None
+        for option in _settings_of(script):
+            is_varied = re.fullmatch(pattern, _name_of(option)) is not None
             takes_values = find is _chosen or _takes_number(option)
             if is_varied and takes_values and len(varied) < MOST_KEYS and (values := find(option)):
                 varied[option.key] = option, values
     return varied
+
+
+def _others(script: Script) -> Varied:
+    """The first settings of a script with choices, or a number that may be another one."""
+    varied: Varied = {}
+    for option in _settings_of(script):
+        values = _chosen(option)
+        if values is None and type(option.default) is int:
+            values = _doubled(option)
+        elif values is None and type(option.default) is float and option.default > 0:
+            values = _around_default(0, 0, option)
+        if values and len(varied) < MOST_KEYS and not _FIXED.search(_name_of(option)):
+            varied[option.key] = option, values
+    return varied
+
+
+_FIXED: Final = re.compile(
+    r"epoch|step|iter|seed|worker|thread|cpu|device|gpu|port|rank|node|host|log|save|print|verbos|debug|every|interval"
+    r"|freq|version|jobs|patience|early|fold|time|limit|^max_|^n_|^num_|env|task|path|dir"
+)
+
+
+def _settings_of(script: Script) -> Sequence[ScriptOption]:
+    options = [option for option in script.options if option.flag.startswith("-") or script.uses_hydra]
+    return script.settings or options
+
+
+def _name_of(option: ScriptOption) -> str:
+    return option.key.rpartition(".")[2].lower()
+
+
+def _readers_of_file(script: Script, typed: Sequence[str]) -> Iterator[Script]:
+    """The script with what is in the files of settings that its command line, or the default of an option, names."""
+    named = list[tuple[str, ...]]()
+    for before, word in pairwise(["", *typed]):
+        named += [(before, word) if before.startswith("-") and "=" not in before else (word,)]
+    for option in script.options:
+        if isinstance(option.default, str):
+            named += [(option.flag, option.default) if option.flag.startswith("-") else (option.default,)]
+    for words in named:
+        file = words[-1].rpartition("=")[2]
+        if not file.endswith(SETTINGS_FILES) or not Path(file).is_file():
+            continue
+        content = read_file(Path(file))
+        if isinstance(content, dict):
+            items = dotted_items(content)
+            settings = tuple(ScriptOption(key, default=value, names=(key,), where=file) for key, value in items)
+            yield replace(script, settings=settings, settings_words=words, settings_file=file)
+
+
+def _readers_of_variables(script: Script) -> Iterator[Script]:
+    """The script with its variables as its settings, if it has some."""
+    settings = list[ScriptOption]()
+    for name, default in find_settings_in_environment(script).items():
+        value = default
+        with suppress(ValueError, SyntaxError):  # it is text
+            value = ast.literal_eval(default) if isinstance(default, str) else default
+        settings.append(ScriptOption(name, default=value, names=(name,), where=str(script.path)))
+    if settings:
+        yield replace(script, settings=tuple(settings))
+
+
+def find_constants(script: Script) -> list[str]:
+    """The constants of a script with the name of a setting that a sweep usually varies, and their lines."""
+    constants = list[str]()
+    for file in script.source.files:
+        for node in file.tree.body:
+            if not isinstance(node, ast.Assign) or literal(node.value) is None:
+                continue
+            name = file.name(node.targets[0]).lower()
+            if any(re.fullmatch(pattern, name) for pattern, _ in _VARIED):
+                constants.append(f"{ast.unparse(node)} in {file.path}, line {node.lineno}")
+    return constants
 
 
 @dataclass(frozen=True)
@@ -135,7 +232,11 @@ def build_command(script: Script, varied: Varied, *, inputs: Sequence[str] = ())
     flags = {key: option.flag for key, (option, _) in varied.items()}
     if script.uses_hydra:
         return " ".join([*words, "{args:hydra}", "hydra.run.dir={trial_dir}", *map(shlex.quote, inputs)])
-    if all(flag == f"--{key}" for key, flag in flags.items()):
+    if script.settings_file:
+        words += [word.replace(script.settings_file, "{settings}") for word in script.settings_words]
+    elif script.settings:
+        words = [f"{key}={{{key}}}" for key in varied] + words
+    elif all(flag == f"--{key}" for key, flag in flags.items()):
         words.append("{args}")
     elif all(flag == f"--{key.replace('_', '-')}" for key, flag in flags.items()):
         words.append("{args:dashes}")
@@ -152,9 +253,19 @@ def build_command(script: Script, varied: Varied, *, inputs: Sequence[str] = ())
 
 def missing_options(script: Script, varied: Varied) -> list[str]:
     """The options that the script requires and the command lacks."""
-    given = [*varied, script.output.key if script.output else ""]
-    typed = [word.partition("=")[0] for word in script.words]
-    return [each.flag for each in script.options if each.is_required and not {each.key, each.flag} & {*given, *typed}]
+    words = [*script.settings_words, *script.words]
+    given = {*varied, script.output.key if script.output else "", *(word.partition("=")[0] for word in words)}
+    missing = [each for each in script.options if each.is_required and {each.key, each.flag}.isdisjoint(given)]
+    positional = [each for each in missing if not each.flag.startswith("-")]
+    unnamed = positional[: sum(_is_positional(script, *pair) for pair in pairwise(["", *words]))]
+    return [each.flag for each in missing if each not in unnamed]
+
+
+def _is_positional(script: Script, before: str, word: str) -> bool:
+    """Whether a word of a command line is neither an option nor the value of the one before it."""
+    option = script.find(before)
+    takes_value = before.startswith("-") and "=" not in before and not (option and option.is_flag)
+    return not word.startswith("-") and not takes_value
 
 
 def type_words(script: Script, varied: Varied, before: Sequence[str], after: Sequence[str]) -> Script:
@@ -167,6 +278,8 @@ def type_words(script: Script, varied: Varied, before: Sequence[str], after: Seq
     words = list(after)
     while words:
         word = words.pop(0)
+        if word in script.settings_words:
+            continue
         name = word if script.uses_hydra or word.startswith("--") else word[:2]  # as in -b32
         option = next((each for each in ours.values() if name.partition("=")[0] in (each.flag, *each.names)), None)
         if option is None:
@@ -195,6 +308,10 @@ def input_words(script: Script, *, must_exist: bool = False) -> list[str]:
 def todos(script: Script, varied: Varied, observed: Observed) -> list[str]:
     """What is left to do by hand in the config, each in one line and the lines of an example."""
     steps = [f"{flag} is required: give its value in the command." for flag in missing_options(script, varied)]
+    if _usual(script) != varied:
+        steps += ["nothing that a sweep usually varies was found: these are the first numbers and choices. Adapt them."]
+    if script.library == "shell":
+        steps += [f"all trials run in this folder: have {script.path} write to ${TRIAL_DIR}."]
     if not observed.metrics:
         reason = f" ({observed.problem})" if observed.problem else ""
         example = "  metrics: {pattern: 'val acc (?P<val_accuracy>{number})'}"
@@ -220,7 +337,7 @@ def todos(script: Script, varied: Varied, observed: Observed) -> list[str]:
     # Ports and memory matter where trials share a node or a GPU; `first_config` writes a signal.
     others = {"port", "memory", *(["signal"] if _stop_signal(script) else [])}
     started = find_started(build_command(script, varied), Path())
-    for problem in find_problems(started, [replace(script, words=part.words) for part in started.scripts]):
+    for problem in find_problems(started, read_started(started)):
         if problem.topic not in others:
             steps.append(f"{problem.where}: {problem.message}: {problem.remedy}")
     return steps
@@ -241,10 +358,16 @@ def _stop_signal(script: Script) -> str:
 def first_config(script: Script, varied: Varied, observed: Observed, left: Sequence[str]) -> str:
     """The text of a config with one sweep; `left` is what is left to do."""
     command = build_command(script, varied)
-    in_own_folder = observed.writes_here or "{trial_dir}" not in command
+    in_own_folder = script.library != "shell" and (observed.writes_here or "{trial_dir}" not in command)
     if in_own_folder:
         command = build_command(script, varied, inputs=input_words(script))
-    sweep: dict[str, Any] = {"command": command} | ({"workdir": "trial"} if in_own_folder else {})
+    sweep: dict[str, Any] = {"command": command}
+    if in_own_folder:
+        sweep["workdir"] = "trial"
+    elif script.library == "shell":  # the paths in it are relative to this folder
+        sweep["workdir"] = "keep"
+    if script.settings_file:
+        sweep["settings"] = script.settings_file
     values = {key: InLine(values) for key, (_, values) in varied.items()}
     if math.prod(len(each) if isinstance(each, list) else math.inf for _, each in varied.values()) <= TRIALS:
         sweep["grid"] = values

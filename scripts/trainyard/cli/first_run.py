@@ -19,6 +19,7 @@ from trainyard.cli.first_config import Observed, Values, Varied, build_command, 
 from trainyard.cluster import host
 from trainyard.cluster.stop_request import StopRequest
 from trainyard.config.placeholders import PORT, build_argv
+from trainyard.config.settings import SETTINGS
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.user_programs import WANDB_RUNS, Metrics
 from trainyard.planning.task import output_name
@@ -103,7 +104,7 @@ def observe(script: Script, varied: Varied, seconds: float) -> Observed:
         environment = trial_environment(program_environment(), trial="init", folder=own, cpus=1, start=Path.cwd())
         if script.source.uses_wandb:
             environment = wandb_environment(environment, values, own, run="init", group="init")
-        placeholders = {"trial_dir": str(own), PORT: port}
+        placeholders = {"trial_dir": str(own), PORT: port, SETTINGS: str(Path(script.settings_file).absolute())}
         run = ProgramRun(
             command=build_argv(resolve_program_paths(command, Path.cwd()), values, placeholders),
             cwd=str(here),

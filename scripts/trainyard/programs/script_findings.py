@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from trainyard.config.placeholders import GPUS, PORT, TRIAL_PLACEHOLDERS, find_placeholders
 from trainyard.programs.script_options import Script, ScriptOption
@@ -328,11 +328,28 @@ def _read_variable(file: SourceFile, node: ast.AST) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def find_settings_in_environment(script: Script) -> list[str]:
-    """The variables that a script reads, but for those of launchers, schedulers and libraries."""
-    nodes = [(file, node) for file in script.source.files for node in file.nodes]
-    names = (_read_variable(file, node) for file, node in nodes)
-    return [name for name in dict.fromkeys(filter(None, names)) if not _NO_SETTING.match(name)]
+def find_settings_in_environment(script: Script) -> dict[str, Any]:
+    """The variables that a script reads, and their defaults; not those of launchers, schedulers and libraries.
+
+    Of a script for a shell, those that it reads as `${LR:-0.1}`, or as `$LR` without setting it.
+    """
+    defaults = dict[str, Any]()
+    for file in script.source.files:
+        for node in file.nodes:
+            if name := _read_variable(file, node):
+                default = literal(node.args[1]) if isinstance(node, ast.Call) and len(node.args) > 1 else None
+                defaults.setdefault(name, default)
+    if script.library == "shell":
+        text = script.path.read_text(encoding="utf-8", errors="replace")
+        defaults = {name: default.strip("'\"") for name, default in reversed(_WITH_DEFAULT.findall(text))}
+        unset = set(_IN_CAPITALS.findall(text)).difference(_SET_BY_SHELL.findall(text))
+        defaults |= dict.fromkeys(sorted(unset - defaults.keys()))
+    return {name: default for name, default in defaults.items() if not _NO_SETTING.match(name)}
+
+
+_WITH_DEFAULT: Final = re.compile(r"\$\{([A-Za-z_]\w*):?[-=]([^{}]*)\}")
+_IN_CAPITALS: Final = re.compile(r"\$\{?([A-Z]\w*)")
+_SET_BY_SHELL: Final = re.compile(r"\b(?:for\s+|read\s+(?:-\w+\s+)*|(?=[A-Z]\w*\+?=))([A-Z]\w*)")
 
 
 _NO_SETTING: Final = re.compile(
@@ -354,20 +371,27 @@ def _truth_of_texts(file: SourceFile, script: Script) -> Iterator[ScriptFinding]
 
 
 def _unread_settings(file: SourceFile, script: Script) -> Iterator[ScriptFinding]:
-    """`wandb.config` in a script that does not read its command line, to which the command passes settings."""
-    if not any("{" in word for word in script.words) or not ignores_command_line(script):
+    """Settings that the command passes to a script that does not read its command line, but maybe `wandb.config`."""
+    names = find_placeholders(list(script.words)) - _NOT_VARIED
+    if not names or not ignores_command_line(script):
         return
     lines = list[int]()
     for node in file.nodes:
         is_init = isinstance(node, ast.Call) and file.name(node.func) == "wandb.init" and "config" in arguments(node)
         if is_init or file.name(node) == "wandb.config":
             lines.append(node.lineno)  # type: ignore[attr-defined]
+    named = {name: find_placeholders(text) for name, text in script.variables.items()}
+    varied = ", ".join(name for name, found in named.items() if found - _NOT_VARIED)
+    effect = f"trials differ in the variables {varied} alone" if varied else "all trials are equal"
     if lines:
-        named = {name: find_placeholders(text) for name, text in script.variables.items()}
-        varied = ", ".join(name for name, found in named.items() if found.difference(TRIAL_PLACEHOLDERS, (GPUS, PORT)))
-        effect = f"trials differ in the variables {varied} alone" if varied else "all trials are equal"
         message = f"takes its settings from `wandb.config`, and nothing of the command line: {effect}"
         yield ScriptFinding("wandb", file.path, lines[0], message, "`metrics: wandb` gives them to it")
+    elif file.path == script.path and not script.source.uses_wandb:
+        message = f"reads nothing of the command line, to which the command adds settings: {effect}"
+        yield ScriptFinding("settings", file.path, 1, message, "read them in the script, as by argparse")
+
+
+_NOT_VARIED: Final = {*TRIAL_PLACEHOLDERS, GPUS, PORT}
 
 
 def _agents(file: SourceFile, script: Script) -> Iterator[ScriptFinding]:
@@ -390,7 +414,7 @@ def ignores_command_line(script: Script) -> bool:
         return False
     called = {method(call) for each in source.files for call in each.calls}
     named = {each.name(node).rpartition(".")[2] for each in source.files for node in each.nodes}
-    return _READERS.isdisjoint(source.imports | called | named)
+    return _READERS.isdisjoint(source.imports | called | named) and not any(map(_READS, called))
 
 
 # With these, a script may read its command line although it has no option that can be seen.
@@ -398,9 +422,11 @@ _READERS: Final = frozenset(
     (
         *("argv", "exec", "run_path", "run_module"),
         *("argparse", "chz", "docopt", "draccus", "gin", "jsonargparse", "lightning", "ml_collections", "omegaconf"),
-        *("optparse", "pyrallis", "pytorch_lightning", "sacred", "simple_parsing", "tap", "yacs"),
+        *("optparse", "pydantic_settings", "pyrallis", "pytorch_lightning", "sacred", "simple_parsing", "tap", "yacs"),
     )
 )
+_READS: Final = re.compile(r"args|flags|parse_|cli$", re.IGNORECASE).search  # a function of a module that is installed
+
 
 Look = Callable[[SourceFile, Script], Iterator[ScriptFinding]]
 _LOOKS: Final[tuple[Look, ...]] = (

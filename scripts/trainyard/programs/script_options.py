@@ -40,7 +40,7 @@ _RESUME: Final = re.compile(
     r"resume(_from)?(_(checkpoint|ckpt|path|file|dir))?|(load_|from_)?(checkpoint|ckpt)(_path)?"
 )
 # How a program reads its command line, by the beginning of the name of what it calls for it.
-Library = Literal["argparse", "click", "typer", "tyro", "words", "fire", "absl", "hydra", ""]
+Library = Literal["argparse", "click", "typer", "tyro", "words", "fire", "absl", "hydra", "shell", ""]
 _LIBRARIES: Final[Mapping[str, Library]] = {
     "argparse.ArgumentParser": "argparse",
     "hydra.main": "hydra",
@@ -113,6 +113,9 @@ class Script:
     words: tuple[str, ...] = ()  # and after it, with their placeholders
     variables: Mapping[str, str] = field(default_factory=dict)  # that its command sets
     where: str = ""  # the line of the file of commands that starts it, as in "jobs.txt, line 3"
+    settings: tuple[ScriptOption, ...] = ()  # what it reads as variables, or from a file, if not as options
+    settings_words: tuple[str, ...] = ()  # of its command line, which name this file, as `--config conf.yaml`
+    settings_file: str = ""
 
     @property
     def uses_hydra(self) -> bool:

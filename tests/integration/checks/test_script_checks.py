@@ -302,6 +302,7 @@ OWN_GPU = "--gpu', default='0')\na = p.parse_args()\nos.environ['CUDA_VISIBLE_DE
 ALONE, ON_GPUS = {"gpus_per_node": 0}, {"gpus_per_node": 4}
 WANDB = "import wandb\nrun = wandb.init(config={'lr': 0.1})\nlr = wandb.config.lr"
 FROM_CONFIG = "train.py, line 2: takes its settings from `wandb.config`, and nothing of the command line:"
+UNREAD = "train.py, line 1: reads nothing of the command line, to which the command adds settings:"
 DEVICES = "os.environ['CUDA_VISIBLE_DEVICES']"
 
 
@@ -362,6 +363,10 @@ DEVICES = "os.environ['CUDA_VISIBLE_DEVICES']"
         (WANDB, {"command": "A={lr} B={wd} C=$X D={port} python train.py {args}", "grid": {"wd": [1], "lr": [1, 2]}},
          f"{FROM_CONFIG} trials differ in the variables A, B alone"),
         (WANDB, {"command": "A={lr} python train.py"}, None),
+        ("lr = 0.1\nprint(lr)", {}, f"{UNREAD} all trials are equal: read them in the script, as by argparse"),
+        ("lr = 0.1", {"command": "python train.py --lr {lr}"}, f"{UNREAD} all trials are equal"),
+        ("lr = 0.1", {"command": "LR={lr} python train.py --out {trial_dir}"}, None),
+        ("from lab.options import parse_options\nlr = parse_options().lr", {}, None),
         ("import wandb\nwandb.init()\nlr = wandb.config.lr", {"metrics": "wandb"}, None),
         ("import wandb\nwandb.init()\nlr = wandb.config.lr", {"metrics": "wandb", "command": "python train.py"}, None),
         (f"import wandb\n{PARSER}a = p.parse_args()\nwandb.init(config=vars(a))",
@@ -387,7 +392,8 @@ def test_what_a_script_does_to_other_trials_is_said_before_it_runs(look, text, s
     sweep = {"grid": {"lr": [0.1, 0.2]}, "slots": {"gpus_per_node": 1}, **sweep}
     Path("lib").mkdir()
     Path("lib/wandb.py").write_text("import sys\ndef init(**kwargs):\n    print(sys.argv)\n")
-    mistakes, warnings = look(text, **sweep)
+    reads = "" if text == WANDB or text.startswith("lr =") else "\nprint(sys.argv)"
+    mistakes, warnings = look(text + reads, **sweep)
     assert not any("no option" in line for line in mistakes)
     assert [line[: len(warning or "")] for line in warnings] == ([warning] if warning else []), warnings
 

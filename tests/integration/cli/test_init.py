@@ -254,6 +254,28 @@ def test_a_wandb_sweep_without_metrics_that_are_known_draws_its_trials(project, 
     assert "val/acc (?P<val_acc>{number})" in " ".join(written.replace("# ", "").split())
 
 
+def test_a_script_that_takes_a_file_of_settings_runs_with_it(project, init):
+    (project.folder / "conf.yaml").write_text("lr: 0.1\nepochs: 3\n")
+    script = "import sys, yaml\nlr = yaml.safe_load(open(sys.argv[1]))['lr']\nprint('val loss', lr)\n"
+    _, sweep = init(script, "python train.py conf.yaml")
+    assert (sweep["command"], sweep["settings"]) == ("python train.py {settings}", "conf.yaml")
+    assert sweep["metric"] == "val_loss"
+    assert list(sweep["search"]["values"]) == ["lr"]
+
+
+def test_a_script_that_reads_variables_runs_with_their_defaults(init):
+    _, sweep = init("import os\nlr = float(os.environ.get('LR', '0.25'))\nprint('val loss', lr)\n")
+    assert sweep["command"] == "LR={LR} python train.py"
+    assert sweep["metrics"]["sample"] == "val loss 0.25"
+
+
+def test_a_script_for_a_shell_is_not_tried_and_keeps_its_folder(init):
+    output, sweep = init("python train.py --lr ${LR:-0.1}\ntouch ran\n", "run.sh", name="run.sh")
+    assert (sweep["command"], sweep["workdir"]) == ("LR={LR} bash run.sh", "keep")
+    assert "TODO in trainyard.yaml: all trials run in this folder" in output
+    assert "(a script for a shell is not tried)" in output
+
+
 @pytest.mark.parametrize(
     ("script", "options", "message"),
     [
@@ -279,14 +301,14 @@ def test_without_metrics_the_config_says_what_to_fill_in(project, init, script, 
     [
         ({}, "name your training script, as in `"),
         ({"train.py": OPTIONS, "trainyard.yaml": "mine"}, "trainyard.yaml exists, and no file is overwritten"),
-        ({"train.py": "print(1)"}, "docs/your-script.md, with `settings:` for settings in a file\n"),
-        ({"train.py": "import json, wandb"}, "docs/trackers.md for those of wandb.config\n"),
-        ({"train.py": "print(1)"}, "train.py has no option that a sweep usually varies"),
+        ({"train.py": "print(1)"}, "docs/your-script.md\n"),
+        ({"train.py": "import json, wandb"}, "docs/trackers.md for settings of wandb.config\n"),
+        ({"train.py": "LR = 0.1"}, "make options of its constants, as by argparse: LR = 0.1 in train.py, line 1."),
         (
-            {"train.py": "import os\nlr = os.environ['LR']\nrank = os.getenv('RANK', 0)\nos.environ['A'] = '1'\n"},
-            "`command: LR={lr} python train.py`",
+            {"train.py": "import argparse\nargparse.ArgumentParser().add_argument('--config')"},
+            "if --config takes a file of settings, name it, as in `trainyard init python train.py --config conf.yaml`",
         ),
-        ({"run.sh": "python train.py --lr $LR"}, "as in `command: LR={lr} bash run.sh {trial_dir}`"),
+        ({"run.sh": "python train.py --lr $1"}, "run.sh has no option, in argparse, click, Typer, Hydra or a data"),
         ({"train.ipynb": '{"cells": []}'}, "train.ipynb is no script: name a .py file"),
     ],
 )

@@ -1,6 +1,7 @@
 """The first config for a script, and the profile for a site."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,12 @@ from trainyard.cli.first_config import (
     Observed,
     build_command,
     fill_profile,
+    find_constants,
+    find_varied,
     first_config,
     missing_options,
     todos,
     type_words,
-    varied_options,
 )
 from trainyard.cluster.slurm_queries import parse_partition
 from trainyard.config.load import check_config
@@ -32,7 +34,7 @@ def written(tmp_path, *options, observed=NOTHING, uses_hydra=False):
     """The sweep that is written for a script with these options, after it was checked as a config."""
     script = Script(Path("train.py"), options, library="hydra" if uses_hydra else "")
     path = tmp_path / "trainyard.yaml"
-    varied = varied_options(script)
+    _, varied = find_varied(script, ())
     path.write_text(first_config(script, varied, observed, todos(script, varied, observed)))
     content = read_file(path)
     check_config(content)
@@ -137,7 +139,7 @@ def test_the_only_signal_that_a_script_handles_is_its_stop_signal(tmp_path, monk
     path = Path("train.py")
     path.write_text("".join(map(HANDLES.format, handled)))
     script = Script(path, (LR,), source=read_source(path))
-    varied = varied_options(script)
+    _, varied = find_varied(script, ())
     text = first_config(script, varied, NOTHING, todos(script, varied, NOTHING))
     assert yaml.safe_load(text)["sweeps"]["train"].get("stop_signal") == name
     assert ("which a trial gets only with `stop_signal: USR1`" in text) == (handled == ["USR1", "TERM"])
@@ -163,7 +165,7 @@ def test_a_trainer_of_hugging_face_resumes_from_a_folder_that_is_whole(tmp_path,
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text("from transformers import Trainer, HfArgumentParser")
     script = Script(Path("train.py"), (LR,), source=read_source(Path("train.py")))
-    text = "\n".join(todos(script, varied_options(script), NOTHING))
+    text = "\n".join(todos(script, find_varied(script, ())[1], NOTHING))
     assert "checkpoint: 'checkpoint-*/trainer_state.json'\n  resume: --resume_from_checkpoint {resume_from}" in text
 
 
@@ -260,7 +262,7 @@ def test_a_command_as_it_is_typed_keeps_what_the_sweep_does_not_set(tmp_path):
         "p.add_argument('--out', default='runs')\np.parse_args()\n"
     )
     script = read_script(path)
-    varied = varied_options(script)
+    _, varied = find_varied(script, ())
     typed = ["--lr", "0.3", "-b64", "--amp", "--data", "cifar10", "--out", "here"]
     typed_script = type_words(script, varied, ["torchrun", "--standalone"], typed)
     start, _, rest = build_command(typed_script, varied).partition(f" {path} ")
@@ -279,7 +281,82 @@ def test_a_script_that_picks_its_gpu_gets_that_of_the_trial_and_what_it_does_els
         "signal.signal(signal.SIGUSR1, save)\nsignal.signal(signal.SIGTERM, print)\n"
     )
     script = read_script(path)
-    varied = varied_options(script)
+    _, varied = find_varied(script, ())
     assert build_command(script, varied) == f"python {path} {{args}} --gpu ${{CUDA_VISIBLE_DEVICES:-0}}"
     (left,) = [line for line in todos(script, varied, Observed()) if str(path) in line]
     assert left.startswith(f"{path}, line 7: handles SIGUSR1, which a trial gets only with `stop_signal: USR1`")
+
+
+CONFIG = "import argparse, yaml\np = argparse.ArgumentParser()\np.add_argument('--config', required=True)\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "typed", "words"),
+    [
+        (CONFIG, ["--config", "conf.yaml", "--amp"], "--config {settings} --amp"),
+        (CONFIG, ["--config=conf.yaml"], "--config={settings}"),
+        ("import sys\nload(sys.argv[1])\n", ["conf.yaml"], "{settings}"),
+        (CONFIG.replace("required=True", "default='conf.yaml'"), [], "--config {settings}"),
+    ],
+)
+def test_settings_in_a_file_that_the_command_names_are_varied_there(tmp_path, monkeypatch, text, typed, words):
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(text)
+    Path("conf.yaml").write_text("optim: {lr: 0.1, name: sgd}\nepochs: 3\nbatch_size: 64\n")
+    script, varied = find_varied(read_script(Path("train.py")), typed)
+    script = type_words(script, varied, ["python"], typed)
+    assert missing_options(script, varied) == []
+    sweep = yaml.safe_load(first_config(script, varied, NOTHING, []))["sweeps"]["train"]
+    assert sweep["command"] == f"python train.py {words}"
+    assert sweep["settings"] == "conf.yaml"
+    assert sweep["sample"]["values"] == {
+        "optim.lr": {"low": 0.01, "high": 1.0, "log": True},
+        "batch_size": [32, 64, 128],
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "command"),
+    [
+        ("train.py", "import os\nlr = float(os.environ.get('LR', '0.1'))\n", "LR={LR} python train.py"),
+        ("train.py", "import os\nlr = float(os.environ['LR'])\n", "LR={LR} python train.py"),
+        ("run.sh", "LR=${LR:-0.1}\npython train.py --lr $LR --seed ${SEED:-1}\n", "LR={LR} bash run.sh"),
+        ("run.sh", "for I in 1 2; do python train.py --lr $LR; done\n", "LR={LR} bash run.sh"),
+    ],
+)
+def test_variables_are_varied_if_there_are_no_options(tmp_path, monkeypatch, name, text, command):
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_text(text)
+    read = Script(Path(name), (), library="shell", program=("bash",)) if name == "run.sh" else read_script(Path(name))
+    script, varied = find_varied(read, ())
+    assert list(varied) == ["LR"]
+    assert build_command(script, varied) == command
+
+
+def test_the_first_numbers_and_choices_are_varied_if_no_name_is_usual(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = [
+        ScriptOption("--epochs", default=10),
+        ScriptOption("--temperature", default=0.5),
+        ScriptOption("--kernel", default="rbf", choices=("rbf", "linear")),
+        ScriptOption("--seed", default=1),
+        ScriptOption("--name", default="x"),
+    ]
+    sweep = written(tmp_path, *options)
+    assert sweep["sample"]["values"] == {
+        "temperature": {"low": 0.05, "high": 5.0, "log": True},
+        "kernel": ["rbf", "linear"],
+    }
+    assert "# TODO: nothing that a sweep usually varies was found" in (tmp_path / "trainyard.yaml").read_text()
+
+
+def test_a_value_that_is_typed_in_its_place_is_not_missing(tmp_path):
+    script = Script(Path("train.py"), (LR, ScriptOption("data", is_required=True)), words=("--amp", "x", "data/"))
+    assert missing_options(script, {}) == []
+    assert missing_options(replace(script, words=("--amp", "x")), {}) == ["data"]
+
+
+def test_constants_with_the_name_of_a_setting_are_named(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text("LR = 0.1\nDATA = 'x'\nBATCH_SIZE = 64\n")
+    assert find_constants(read_script(path)) == [f"LR = 0.1 in {path}, line 1", f"BATCH_SIZE = 64 in {path}, line 3"]

@@ -252,6 +252,7 @@ MISTAKES = {
         ({"command": "./x", "metrics": {"pattern": "acc ([0-9"}}, "is not a regular expression"),
         ({"command": "./x", "metrics": {"pattern": "(?P<a>{number}))"}}, "parenthesis at position 15"),
         ({"command": "./x", "metrics": {"pattern": "acc .*"}}, "names no metric: write a group as"),
+        ({"command": "./x", "metrics": {"pattern": "epoch ^acc (?P<acc>{number})"}}, "^ is the start of a line, and"),
         ({"command": "./x", "metrics": {"file": "m.xls"}}, "'m.xls' is not valid; a metrics file"),
         (
             {"command": "./x {n}", "grid": {"n": [1, 2]}, "metrics": {"file": "/tmp/m.csv"}},
