@@ -25,7 +25,7 @@ from common import print_table, queue_beside
 from trainyard.config.sweep import CommandSweep
 from trainyard.config.trial_status import TrialStatus
 from trainyard.packing.session_watch import SessionWatch
-from trainyard.packing.shared_order import SharedOrder
+from trainyard.packing.trial_claims import TrialClaims
 from trainyard.packing.trial_queue import TrialQueue
 from trainyard.planning.attempts import Fold
 from trainyard.planning.claims import ClaimLog
@@ -81,10 +81,10 @@ def _run_job(folder: Path, number: int, arguments: argparse.Namespace, barrier: 
     ):
         fold = Fold(folder).update()
         state = _state(folder, fold, arguments)
-        order = _TimedOrder(state, journal, watch)
-        order.measured = measured
+        claims = _TimedClaims(state, journal, watch)
+        claims.measured = measured
         journal.record(SessionStarted(job=str(number), node="here", slots=arguments.slots))
-        queue = queue_beside(journal, order)
+        queue = queue_beside(journal, claims)
         queue.add(state.task(name) for name in state.unfinished)
         barrier.wait()
         is_counting, measured.start = True, time.time()
@@ -94,7 +94,7 @@ def _run_job(folder: Path, number: int, arguments: argparse.Namespace, barrier: 
     results.put(measured)
 
 
-class _TimedOrder(SharedOrder):
+class _TimedClaims(TrialClaims):
     """Measures its claims."""
 
     measured = Measured()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 if TYPE_CHECKING:
-    from trainyard.packing.shared_order import SharedOrder
+    from trainyard.packing.trial_claims import TrialClaims
     from trainyard.packing.trial_queue import TrialQueue
     from trainyard.planning.journal import Journal
 
@@ -37,7 +37,7 @@ def sweep_config(trials: int, *, slots: int = 2) -> dict[str, Any]:
     return {"datasets": {"tiny": TINY}, "sweeps": {"s": sweep}}
 
 
-def queue_beside(journal: "Journal", order: "SharedOrder", **parts: Any) -> "TrialQueue":
+def queue_beside(journal: "Journal", claims: "TrialClaims", **parts: Any) -> "TrialQueue":
     """The queue of a job that shares its trials in this order, without a deadline; `parts` are of the `SweepRun`."""
     from trainyard.config.config import Data
     from trainyard.packing.failure_policy import FailurePolicy
@@ -47,10 +47,10 @@ def queue_beside(journal: "Journal", order: "SharedOrder", **parts: Any) -> "Tri
     from trainyard.packing.trial_queue import TrialQueue
 
     run = SweepRun(
-        state=order.state_now(),
+        state=claims.state_now(),
         journal=journal,
-        order=order,
-        setup=WorkerSetup(order.state_now().sweep, journal.path.parents[1], Data()),
+        claims=claims,
+        setup=WorkerSetup(claims.state_now().sweep, journal.path.parents[1], Data()),
         limits=TimeLimits(None, can_resume=True),
         failures=FailurePolicy(retries=0),
         **parts,

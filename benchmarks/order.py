@@ -27,7 +27,7 @@ from trainyard.config.sweep import Slots, TrainSweep
 from trainyard.config.trials import expand
 from trainyard.packing import trial_queue
 from trainyard.packing.session_watch import SessionWatch
-from trainyard.packing.shared_order import SharedOrder
+from trainyard.packing.trial_claims import TrialClaims
 from trainyard.packing.trial_queue import TrialQueue
 from trainyard.planning.attempts import Fold
 from trainyard.planning.duration_forecast import DurationForecast
@@ -83,8 +83,7 @@ def _queue(state: History) -> Iterator[TrialQueue]:
     """The queue of a sweep with one job."""
     with Journal.of_new_session(state.folder) as journal:
         watch = SessionWatch(state.folder, journal.session)
-        order = SharedOrder(state, journal, watch)
-        yield queue_beside(journal, order)
+        yield queue_beside(journal, TrialClaims(state, journal, watch))
 
 
 def _run(state: History, seconds: dict[str, float]) -> float:

@@ -30,7 +30,7 @@ from trainyard.config.sweep import CommandSweep, Uniform
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import make_trial
 from trainyard.packing.session_watch import SessionWatch
-from trainyard.packing.shared_order import SharedOrder
+from trainyard.packing.trial_claims import TrialClaims
 from trainyard.planning.attempts import Attempt, Fold
 from trainyard.planning.claims import ClaimLog
 from trainyard.planning.journal import SESSIONS, Ended, Journal, Location, Started, Suggested
@@ -232,10 +232,10 @@ def _times_of_slot(trials: int, *, ahead: bool = True) -> list[str]:
                 journal.record(_ended(name, generator.random()), then=lambda: None)
             fold = Fold(folder).update()
             state = plan_sweep(config, "s", results, fold=fold).state
-            order = SharedOrder(state, journal, watch)
-            source = SuggestionSource(state, order)
-            order.listener = partial(source.on_event, is_own=False)
-            queue = queue_beside(journal, order, search=source)
+            claims = TrialClaims(state, journal, watch)
+            source = SuggestionSource(state, claims)
+            claims.listener = partial(source.on_event, is_own=False)
+            queue = queue_beside(journal, claims, search=source)
             spent: dict[str, list[float]] = {"take": [], "draw": []}
             running = list[str]()
             for _ in range(NEW):

@@ -4,7 +4,7 @@ Meanwhile, a user cancels and restores trials, puts them first, pauses the sweep
 
     python tests/claim_model.py [--schedules 1000] [--seed 0] [--without attempts | requests]
 
-The sessions are real ones on a temporary folder: `ClaimLog`, `Fold`, `SharedOrder`, `TrialQueue`, `SuggestionSource`.
+The sessions are real ones on a temporary folder: `ClaimLog`, `Fold`, `TrialClaims`, `TrialQueue`, `SuggestionSource`.
 Simulated are the trials, the clock, the watch, which gives up anyone at any time, and the views: a session sees the
 entries and each journal up to some place, as through the caches of a network file system, until it looks again. Of its
 own files it sees all, and a link that fails shows the entry that was first.
@@ -32,10 +32,10 @@ if __name__ == "__main__":
 from sweep_journals import run_beside
 from trainyard.config.sweep import CommandSweep
 from trainyard.config.trial_status import TrialStatus
-from trainyard.packing import shared_order
+from trainyard.packing import trial_claims
 from trainyard.packing.failure_policy import FailurePolicy
 from trainyard.packing.session_watch import Life
-from trainyard.packing.shared_order import SharedOrder
+from trainyard.packing.trial_claims import TrialClaims
 from trainyard.packing.trial_queue import TrialQueue
 from trainyard.planning import attempts, journal, search
 from trainyard.planning.attempts import Attempt, Fold
@@ -178,7 +178,7 @@ class Watch:
         """It has nothing to forget."""
 
 
-class Order(SharedOrder):
+class Claims(TrialClaims):
     """The order, with batches of any size."""
 
     rng: random.Random
@@ -201,7 +201,7 @@ class Queue(TrialQueue):
     passed_over: Set[str] = frozenset()
 
     def _claim(self, task: Task, *places: Sequence[Location]) -> bool:
-        first = {each.trial for each in self._tasks} & self._order.first
+        first = {each.trial for each in self._tasks} & self._claims.first
         self.passed_over = set() if task.trial in first | self._failures.suspect_trials else first
         return super()._claim(task, *places)
 
@@ -229,18 +229,18 @@ class Job:
     def _plan(self) -> None:
         schedule, fold = self._schedule, self.fold
         fold.update()
-        self.order = Order(self._state(), self.journal, Watch(schedule, self.view))
-        self.order.rng = schedule.rng
+        self.claims = Claims(self._state(), self.journal, Watch(schedule, self.view))
+        self.claims.rng = schedule.rng
         fold.update()
         state = self._state()
-        self.order.use(state)
-        source = SuggestionSource(state, self.order) if state.sweep.search else None
+        self.claims.use(state)
+        source = SuggestionSource(state, self.claims) if state.sweep.search else None
         failures = FailurePolicy(retries=9, ignores_common_failures=True)
         consumers = [source] if source else []
-        self.run = run_beside(self.journal, order=self.order, failures=failures, search=source, consumers=consumers)
-        self.order.listener = partial(self.run.apply, is_own=False)
+        self.run = run_beside(self.journal, claims=self.claims, failures=failures, search=source, consumers=consumers)
+        self.claims.listener = partial(self.run.apply, is_own=False)
         self.queue = Queue(self.run)
-        names = [name for name in state.unfinished if not is_placeholder(name) and self.order.may_run(name)]
+        names = [name for name in state.unfinished if not is_placeholder(name) and self.claims.may_run(name)]
         schedule.rng.shuffle(names)
         self.queue.add(map(state.task, names))
 
@@ -274,7 +274,7 @@ class Job:
     def end(self, status: TrialStatus, *, is_retried: bool = False, releases: bool = False) -> None:
         """End a trial that runs; if it is retried, here or elsewhere. One that was cancelled is not."""
         trial = self._schedule.rng.choice(sorted(self.running))
-        if status is TrialStatus.FAILED and trial in self.order.cancelled:
+        if status is TrialStatus.FAILED and trial in self.claims.cancelled:
             self.cancel(trial)
             return
         task, number = self.running.pop(trial)
@@ -288,12 +288,12 @@ class Job:
         """End a trial that a user has cancelled or another job has taken, and give it back, as `TrialLoop` does."""
         _, number = self.running.pop(trial)
         self.run.record(Ended(trial=trial, attempt=number, status=TrialStatus.INTERRUPTED, error=CANCELLED))
-        self.order.release(trial)
+        self.claims.release(trial)
 
     def end_cancelled(self) -> None:
         """End those that run and that a user has cancelled or another job has taken."""
         for trial, (_, number) in sorted(self.running.items()):
-            if trial in self.order.cancelled or self.order.has_lost(trial, number):
+            if trial in self.claims.cancelled or self.claims.has_lost(trial, number):
                 self.cancel(trial)
 
     def report(self) -> None:
@@ -363,7 +363,7 @@ class Schedule:
         clock = SimpleNamespace(
             monotonic=lambda: World.now, time=lambda: World.now, sleep=lambda seconds: self._sleep(job, seconds)
         )
-        with self._reading(job.view), patch.object(shared_order, "time", clock):
+        with self._reading(job.view), patch.object(trial_claims, "time", clock):
             yield
 
     def _sleep(self, job: Job, seconds: float) -> None:
@@ -456,7 +456,7 @@ class Schedule:
                 return
             if job.running:
                 job.end(TrialStatus.FINISHED)
-            elif not job.queue.await_others() or job.order.is_held:
+            elif not job.queue.await_others() or job.claims.is_held:
                 job.leave()
                 job.has_died = True
 
@@ -593,7 +593,7 @@ def model(*, without: str = "") -> Iterator[None]:
         patch.object(attempts, "ClaimLog", StaleLog),
         patch.object(journal, "session_name", lambda order_job: f"{order_job}-local.0-{next(World.tokens):03}"),
         patch.object(journal, "read_clock", lambda: World.now),
-        patch.object(shared_order, "run_of_snakemake", lambda state: "run"),
+        patch.object(trial_claims, "run_of_snakemake", lambda state: "run"),
         patch.object(search.OptunaStudy, "draw", _draw),
     ):
         yield

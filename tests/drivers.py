@@ -16,11 +16,11 @@ from pathlib import Path
 from trainyard.cluster.ray.worker_parent import fork_parent
 fork_parent()
 from trainyard.config.load import read_config
-from trainyard.packing import session_watch, shared_order
+from trainyard.packing import session_watch, trial_claims
 from trainyard.packing.driver import run_sweep
 
 logging.basicConfig(level=logging.INFO)
-session_watch.BEAT_SECONDS = shared_order.BEAT_SECONDS = {BEAT_SECONDS}
+session_watch.BEAT_SECONDS = trial_claims.BEAT_SECONDS = {BEAT_SECONDS}
 run_sweep(read_config(Path("config.yaml")), "s", Path("results"), order_job=int(sys.argv[1]))
 """
 SWEEP = {

@@ -13,9 +13,9 @@ from trainyard.config.trial_status import TrialStatus
 from trainyard.packing.failure_policy import FailurePolicy
 from trainyard.packing.messages import WorkerSetup
 from trainyard.packing.session_watch import SessionWatch
-from trainyard.packing.shared_order import SharedOrder
 from trainyard.packing.sweep_run import SweepRun
 from trainyard.packing.time_limits import TimeLimits
+from trainyard.packing.trial_claims import TrialClaims
 from trainyard.planning.attempts import Attempt, Attempts, Fold, update_attempts
 from trainyard.planning.claims import ClaimLog
 from trainyard.planning.history import History
@@ -114,21 +114,21 @@ def decode_all(records: Iterable[dict[str, Any]]) -> list[Event]:
     return [event for record in records if (event := decode(record)) is not None]
 
 
-def order_beside(journal: Journal, state: History | None = None) -> SharedOrder:
+def claims_beside(journal: Journal, state: History | None = None) -> TrialClaims:
     """The trials of a sweep as the session of this journal shares them; by default, of a sweep with two trials."""
     folder = journal.path.parent.parent
     if state is None:
         sweep = check_config({"sweeps": {"s": SWEEP}}).sweeps["s"]
         state = History("s", sweep, "no dataset", folder, Fold(folder).update())
-    return SharedOrder(state, journal, SessionWatch(journal.path.parent, journal.session))
+    return TrialClaims(state, journal, SessionWatch(journal.path.parent, journal.session))
 
 
 def run_beside(journal: Journal, state: History | None = None, **parts: Any) -> SweepRun:
-    """What the session of this journal shares while it runs trials without a deadline; see `order_beside`."""
-    order = parts.pop("order", None) or order_beside(journal, state)
+    """What the session of this journal shares while it runs trials without a deadline; see `claims_beside`."""
+    claims = parts.pop("claims", None) or claims_beside(journal, state)
     common = {
-        "setup": WorkerSetup(order.state_now().sweep, folder=journal.path.parents[1], data=Data()),
+        "setup": WorkerSetup(claims.state_now().sweep, folder=journal.path.parents[1], data=Data()),
         "limits": TimeLimits(None, can_resume=True),
         "failures": FailurePolicy(retries=1),
     }
-    return SweepRun(state=order.state_now(), journal=journal, order=order, **common | parts)
+    return SweepRun(state=claims.state_now(), journal=journal, claims=claims, **common | parts)

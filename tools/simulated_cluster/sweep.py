@@ -15,7 +15,7 @@ from trainyard.cluster import slurm_allocation
 from trainyard.cluster.slurm_allocation import Allocation
 from trainyard.config.config import Config
 from trainyard.config.load import check_config
-from trainyard.packing import driver, live_view, shared_order
+from trainyard.packing import driver, live_view, trial_claims
 from trainyard.planning import journal
 from trainyard.planning.order import lower_bound
 from trainyard.planning.plan import plan_sweep
@@ -167,7 +167,7 @@ def _simulate_modules(cluster: Cluster, allocation: Allocation) -> Iterator[None
     clock = cluster.clock
 
     with ExitStack() as stack:
-        stack.enter_context(patch.object(shared_order, "time", clock))
+        stack.enter_context(patch.object(trial_claims, "time", clock))
         for module in WITH_CLOCK:
             stack.enter_context(patch.object(module, "read_clock", clock.time))
         # Syncing takes no time: how often the driver looks for the end of a sync would depend on the machine.

@@ -26,8 +26,8 @@ from trainyard.packing.live_view import LiveView
 from trainyard.packing.messages import WORKER_MODULES, WorkerSetup
 from trainyard.packing.saved_outputs import read_outputs, record_completed
 from trainyard.packing.session_watch import SessionWatch
-from trainyard.packing.shared_order import SharedOrder, run_of_snakemake
 from trainyard.packing.sweep_run import open_run, planned_tasks
+from trainyard.packing.trial_claims import TrialClaims, run_of_snakemake
 from trainyard.packing.trial_kind import find_kind
 from trainyard.planning.added_trials import add_trials, announce_config
 from trainyard.planning.attempts import Fold, slurm_job_of
@@ -154,12 +154,12 @@ def run_sweep(
         try:
             while True:
                 before = len(fold.claims.entries)
-                plan, order = _run_until_done(session)
-                if order.has_work() and len(fold.claims.entries) > before:  # others have given trials back
+                plan, claims = _run_until_done(session)
+                if claims.has_work() and len(fold.claims.entries) > before:  # others have given trials back
                     continue
-                if order_job is not None or not (others := order.describe_others()):
+                if order_job is not None or not (others := claims.describe_others()):
                     break
-                _await_others(order, f"sweep {name}: its last trials run in {others}")
+                _await_others(claims, f"sweep {name}: its last trials run in {others}")
             if read_outputs(journal, plan.state):  # a worker was killed before it had reported all rows
                 plan = session.plan()
         finally:
@@ -169,10 +169,10 @@ def run_sweep(
     digests = {plan.state.space.digest, TrialSpace(config.sweeps[name], plan.state.space.dataset_digest).digest}
     if order_job is not None:  # Snakemake touches it; if it has another config by now, it looks whether this job has it
         set_mark(folder, DONE.format(job=order_job), digests)
-    if (order_job is not None or len(digests) > 1) and order.is_complete():
+    if (order_job is not None or len(digests) > 1) and claims.is_complete():
         set_mark(folder, COMPLETE, digests)
-    if order_job is not None and order.is_taken():
-        _cancel_queued(folder, order.claiming_jobs())
+    if order_job is not None and claims.is_taken():
+        _cancel_queued(folder, claims.claiming_jobs())
     return plan
 
 
@@ -198,19 +198,19 @@ def _cancel_queued(folder: Path, claiming: Set[str]) -> None:
         log.warning("%s", error)
 
 
-def _await_others(order: SharedOrder, what: str) -> None:
+def _await_others(claims: TrialClaims, what: str) -> None:
     """Wait until another process that runs trials has ended. If none is in this job of Slurm, GPUs would be idle.
 
     Raises:
         UserError: they would.
     """
-    if slurm_allocation.current_allocation() and not order.others_are_here():
+    if slurm_allocation.current_allocation() and not claims.others_are_here():
         raise UserError(f"{what}: wait until they end, then run the same command, which takes their results")
     log.info("%s: waiting for them", what)
-    order.await_end()
+    claims.await_end()
 
 
-def _run_until_done(session: DriverSession) -> tuple[Plan, SharedOrder]:
+def _run_until_done(session: DriverSession) -> tuple[Plan, TrialClaims]:
     """Run the pending trials, also if Ray ends meanwhile."""
     for starts_left in reversed(range(RAY_STARTS)):
         try:
@@ -222,7 +222,7 @@ def _run_until_done(session: DriverSession) -> tuple[Plan, SharedOrder]:
     raise AssertionError("the last start returns or raises")
 
 
-def _run(session: DriverSession) -> tuple[Plan, SharedOrder]:
+def _run(session: DriverSession) -> tuple[Plan, TrialClaims]:
     """Run the pending trials that this session may run; returns the plan afterwards."""
     journal = session.journal
     fold = session.fold
@@ -238,11 +238,11 @@ def _run(session: DriverSession) -> tuple[Plan, SharedOrder]:
     find_interpreter(sweep)  # an environment that does not exist is an error before Ray starts
     on_cpus = slurm_allocation.job_id() == "local" and not has_gpu()
     log.info(summarize_plan(plan, on_cpus=on_cpus))
-    order = SharedOrder(
+    claims = TrialClaims(
         plan.state, journal, session.watch, find_sweep=lambda: session.find_config().sweeps[session.name]
     )
-    if not order.has_work():
-        order.await_others()
+    if not claims.has_work():
+        claims.await_others()
     plan = _fix_slots(session.plan())
     if record_completed(journal, plan.state, plan.state.unfinished):
         plan = _fix_slots(session.plan())
@@ -251,18 +251,18 @@ def _run(session: DriverSession) -> tuple[Plan, SharedOrder]:
         plan = _fix_slots(session.plan())
         if not is_for_trials:
             _check_can_run(plan)
-    order.use(plan.state)
-    if plan.forecast.pending and order.has_work():
+    claims.use(plan.state)
+    if plan.forecast.pending and claims.has_work():
         if plan.state.sweep.required_metrics:  # search and early stopping depend on them
             warn_unreadable(plan.state)
         if fold.run_of(journal.session) is None:
             _record_session(session, plan)
-        _run_pending(session, plan, order, parent)
+        _run_pending(session, plan, claims, parent)
         if sweep.has_changed_code():
             log.warning("`code` has changed since this job started: the trials that started later may have used it")
     plan = session.plan()
-    order.use(plan.state)
-    return plan, order
+    claims.use(plan.state)
+    return plan, claims
 
 
 def _fix_slots(plan: Plan) -> Plan:
@@ -292,7 +292,7 @@ def _check_can_run(plan: Plan) -> None:
         )
 
 
-def _run_pending(session: DriverSession, plan: Plan, order: SharedOrder, parent: WorkerParent | None) -> None:
+def _run_pending(session: DriverSession, plan: Plan, claims: TrialClaims, parent: WorkerParent | None) -> None:
     """Start Ray, run the pending trials on its slots, and shut it down."""
     journal = session.journal
     config = session.find_config()
@@ -309,8 +309,8 @@ def _run_pending(session: DriverSession, plan: Plan, order: SharedOrder, parent:
             plan.state.flops |= counted
             plan = replace(plan)  # with another forecast
         setup = _worker_setup(plan, session.results, config.data, variables)
-        run = open_run(plan, journal, order, setup, view, workers.clock)
-        TrialLoop(run, workers).run(planned_tasks(plan, order))
+        run = open_run(plan, journal, claims, setup, view, workers.clock)
+        TrialLoop(run, workers).run(planned_tasks(plan, claims))
 
 
 def _record_session(session: DriverSession, plan: Plan) -> None:

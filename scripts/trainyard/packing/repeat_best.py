@@ -4,7 +4,7 @@ import logging
 from functools import partial
 
 from trainyard.config.trials import Values, with_seed
-from trainyard.packing.shared_order import SharedOrder
+from trainyard.packing.trial_claims import TrialClaims
 from trainyard.planning.history import History
 from trainyard.planning.journal import Suggested
 from trainyard.planning.trial_space import is_placeholder
@@ -15,26 +15,26 @@ from trainyard.utils.event_log import read_clock
 log = logging.getLogger(__name__)
 
 
-def repeat_best(order: SharedOrder) -> bool:
+def repeat_best(claims: TrialClaims) -> bool:
     """Draw the further seeds, for this and other jobs to run; False if other trials run or may run still.
 
     Raises:
         FinalError: no trial has a result, or it is not known by which metric they are compared.
     """
-    space = order.space
+    space = claims.space
     first = [name for name in space.trials if name not in space.further and not is_placeholder(name)]
-    if order.ended(first) is None:
+    if claims.ended(first) is None:
         return False
-    order.draw(partial(_draw_seeds, order, first))
+    claims.draw(partial(_draw_seeds, claims, first))
     return not space.unchosen
 
 
-def _draw_seeds(order: SharedOrder, first: list[str]) -> tuple[list[Suggested], None]:
+def _draw_seeds(claims: TrialClaims, first: list[str]) -> tuple[list[Suggested], None]:
     """The draws, unless another job has made them: each seed of all leaders, then the next seed.
 
     Without leaders it is one draw that adds no trial.
     """
-    state = order.ended(first)
+    state = claims.ended(first)
     if state is None or not state.space.unchosen:
         return [], None
     space = state.space

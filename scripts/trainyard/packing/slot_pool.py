@@ -40,7 +40,7 @@ class CurrentTrial:
     task: Task
     attempt: Attempt  # as far as it is recorded
     began: float  # on the monotonic clock
-    paused_before: float = 0.0  # `SharedOrder.paused_seconds` then
+    paused_before: float = 0.0  # `TrialClaims.paused_seconds` then
     epochs_before: float = 0  # up to the checkpoint from which the attempt resumed, if its program numbers no epochs
     stop_reason: str = ""  # why early stopping ends the trial
     is_cancelled: bool = False  # whether the worker was requested to end the trial, and is replaced then
@@ -136,7 +136,7 @@ class SlotPool:
     @property
     def all_places(self) -> list[Location]:
         """The same, and where other jobs run trials."""
-        return [*self.places, *self._run.order.places]
+        return [*self.places, *self._run.claims.places]
 
     @property
     def known_places(self) -> list[Location]:
@@ -147,7 +147,7 @@ class SlotPool:
 
     def start_all(self, count: int) -> None:
         """Start the workers of at most `count` slots; the others only if other jobs may give trials back."""
-        if not self._run.order.is_shared:
+        if not self._run.claims.is_shared:
             self._spares = self.slots[count:]
             self.slots = self.slots[:count]
         for slot in self.slots[:count]:
@@ -183,7 +183,7 @@ class SlotPool:
 
     def use_spares(self) -> None:
         """Use more slots if more trials wait than those that are free can take, since a user has added some."""
-        if not self._spares or self._run.order.is_held:
+        if not self._spares or self._run.claims.is_held:
             return
         free = sum(slot.current is None for slot in self.usable)
         added = max(0, self._queue.waiting - free)

@@ -10,8 +10,8 @@ from trainyard.cluster import slurm_allocation
 from trainyard.packing.failure_policy import FailurePolicy
 from trainyard.packing.live_view import LiveView
 from trainyard.packing.messages import WorkerSetup
-from trainyard.packing.shared_order import SharedOrder
 from trainyard.packing.time_limits import Clock, TimeLimits
+from trainyard.packing.trial_claims import TrialClaims
 from trainyard.planning.attempts import Attempt, Attempts, update_attempts
 from trainyard.planning.early_stopping import EarlyStoppingRule
 from trainyard.planning.history import History
@@ -34,9 +34,9 @@ class Consumer(Protocol):
 class SweepRun:
     """What the parts of a run share. `open_run` makes it, and every part gets it and nothing else."""
 
-    state: History  # as it was planned; `SharedOrder.state_now` returns the present one
+    state: History  # as it was planned; `TrialClaims.state_now` returns the present one
     journal: Journal
-    order: SharedOrder
+    claims: TrialClaims
     setup: WorkerSetup
     limits: TimeLimits
     failures: FailurePolicy
@@ -62,7 +62,7 @@ class SweepRun:
 
 
 def open_run(
-    plan: Plan, journal: Journal, order: SharedOrder, setup: WorkerSetup, view: LiveView, clock: Clock
+    plan: Plan, journal: Journal, claims: TrialClaims, setup: WorkerSetup, view: LiveView, clock: Clock
 ) -> SweepRun:
     """Make what the parts of a run share. From now on, events of other jobs reach those that follow the trials."""
     state = plan.state
@@ -71,16 +71,16 @@ def open_run(
     rule = EarlyStoppingRule.of(state)
     search = None
     if sweep.search:
-        search = SuggestionSource(state, order)
+        search = SuggestionSource(state, claims)
     retention = None
     if sweep.kept_files != "all":
-        retention = Retention(sweep.kept_files, order.state_now)
+        retention = Retention(sweep.kept_files, claims.state_now)
     allocation = slurm_allocation.current_allocation()
     limits = TimeLimits(allocation, sweep.can_resume, sweep.trial_grace_seconds, sweep.timeout_seconds, clock)
     run = SweepRun(
         state=state,
         journal=journal,
-        order=order,
+        claims=claims,
         setup=setup,
         limits=limits,
         failures=failures,
@@ -89,17 +89,17 @@ def open_run(
         consumers=[each for each in (view, rule, search, failures, retention) if each],
         clock=clock,
     )
-    order.listener = partial(run.apply, is_own=False)
-    order.note_added = view.add
+    claims.listener = partial(run.apply, is_own=False)
+    claims.note_added = view.add
     return run
 
 
-def planned_tasks(plan: Plan, order: SharedOrder) -> list[Task]:
+def planned_tasks(plan: Plan, claims: TrialClaims) -> list[Task]:
     """The tasks of the trials that this job may run, in the order in which they start."""
     forecast = plan.forecast
     tasks = list[Task]()
     for name in forecast.order(plan.state.sweep.slots.count):
-        if not is_placeholder(name) and order.may_run(name):
+        if not is_placeholder(name) and claims.may_run(name):
             task = replace(
                 plan.state.task(name),
                 expected_seconds=forecast.seconds.get(name),

@@ -81,7 +81,7 @@ class TrialLoop:
         self._clock = run.clock
         self.queue = TrialQueue(run)
         self.slots = SlotPool(run, self.queue, workers)
-        self._paused_before = run.order.paused_seconds
+        self._paused_before = run.claims.paused_seconds
         self._awaited = set[Any]()  # answers that had arrived when the loop last waited for a signal
         self._warned = set[str]()  # subjects
         self._interrupted = 0  # trials that ended at the deadline and can continue
@@ -169,7 +169,7 @@ class TrialLoop:
 
     def _note_pause(self) -> None:
         """After a pause of this process, wait so much longer for messages, and for the deadline that Slurm has set."""
-        paused = self._run.order.paused_seconds - self._paused_before
+        paused = self._run.claims.paused_seconds - self._paused_before
         if paused > 0:
             self._paused_before += paused
             for slot in self.slots.busy:
@@ -211,7 +211,7 @@ class TrialLoop:
             )
         )
         began = self._clock.monotonic()
-        slot.current = CurrentTrial(slot, task, attempt, began, run.order.paused_seconds)
+        slot.current = CurrentTrial(slot, task, attempt, began, run.claims.paused_seconds)
         assignment = Assignment(
             spec=task.spec,
             trial=task.trial,
@@ -287,9 +287,9 @@ class TrialLoop:
         run = self._run
         if run.rule is None:
             return ""
-        if run.order.is_shared and not self.queue.is_closed and run.rule.awaits_verdict(trial, row):
+        if run.claims.is_shared and not self.queue.is_closed and run.rule.awaits_verdict(trial, row):
             run.journal.sync()
-            run.order.refresh()
+            run.claims.refresh()
         return run.rule.verdict(trial, row)
 
     def _warn_once(self, subject: str, task: Task, warning: str) -> None:
@@ -312,11 +312,11 @@ class TrialLoop:
         was_stopped = end.status is TrialStatus.STOPPED
         self._warn_once("metrics", task, end.warning)
         if end.seconds is not None:
-            paused = self._run.order.paused_seconds - current.paused_before
+            paused = self._run.claims.paused_seconds - current.paused_before
             end = replace(end, seconds=max(0.0, end.seconds - paused))
         status, error = self._judge_end(end)
         if is_cancelled and end.status in (TrialStatus.FAILED, TrialStatus.INTERRUPTED):
-            has_lost = self._run.order.has_lost(task.trial, current.attempt.number)
+            has_lost = self._run.claims.has_lost(task.trial, current.attempt.number)
             status = TrialStatus.INTERRUPTED
             error = LOST if has_lost else CANCELLED
         output = end.output
@@ -347,7 +347,7 @@ class TrialLoop:
         elif is_retried:
             self.queue.add([replace(task, earlier=(*task.earlier, current.attempt))])
         elif is_cancelled:
-            self._run.order.release(task.trial)
+            self._run.claims.release(task.trial)
             log.info("trial %s: %s", task.trial, error)
         elif goes_on and not self.queue.is_closed:
             log.info("trial %s: %s; it goes on", task.trial, error)
@@ -493,7 +493,7 @@ class TrialLoop:
         run = self._run
         now = self._clock.monotonic()
         running_seconds = [now - current.began for current in self.slots.running]
-        failure = run.failures.common_failure([*self.slots.known_places, *run.order.places], running_seconds)
+        failure = run.failures.common_failure([*self.slots.known_places, *run.claims.places], running_seconds)
         if failure and (failure.is_of_start or not self.queue.awaits_probe(failure.trial)):
             raise FinalError(
                 "stopped: the first trials failed in the same way, and none has succeeded: "
@@ -505,10 +505,10 @@ class TrialLoop:
 
     def _end_cancelled_trials(self) -> None:
         """Request the end of the trials that users have cancelled or others taken; they may save a checkpoint first."""
-        order = self._run.order
+        claims = self._run.claims
         for current in self.slots.running:
             trial = current.task.trial
-            is_unwanted = trial in order.cancelled or order.has_lost(trial, current.attempt.number)
+            is_unwanted = trial in claims.cancelled or claims.has_lost(trial, current.attempt.number)
             if is_unwanted and not current.is_cancelled:
                 current.is_cancelled = True
                 current.slot.due = self._clock.monotonic() + self._run.setup.sweep.end_seconds + STOP_SECONDS
@@ -516,7 +516,7 @@ class TrialLoop:
 
     def _end_at_budget(self) -> bool:
         """End the running trials if the budget is reached; returns whether it is."""
-        if self._run.order.must_stop_by() - self._run.limits.stop_seconds > self._clock.time():
+        if self._run.claims.must_stop_by() - self._run.limits.stop_seconds > self._clock.time():
             return False
         log.info("the budget is reached: running trials end")
         self._end_all_trials()
@@ -573,17 +573,17 @@ class TrialLoop:
         Raises:
             UserError: they are left, and none does.
         """
-        order = self._run.order
+        claims = self._run.claims
         queue = self.queue
         interrupted = self._interrupted + late
         trials_left = queue.waiting + interrupted
         if not trials_left and not queue.is_closed:
             return
         if queue.is_closed or queue.is_over_budget():
-            order.note_budget_reached()
+            claims.note_budget_reached()
             return
         count = count_of(trials_left, "trial")
-        if not interrupted and order.is_held:
+        if not interrupted and claims.is_held:
             log.info("%s left to the jobs that go on, or that follow", count)
             return
         if not interrupted and queue.is_left_to_others(self.slots.places):

@@ -7,8 +7,8 @@ from itertools import islice
 from typing import Final
 
 from trainyard.packing.repeat_best import repeat_best
-from trainyard.packing.shared_order import POLL_SECONDS
 from trainyard.packing.sweep_run import SweepRun
+from trainyard.packing.trial_claims import POLL_SECONDS
 from trainyard.planning.duration_forecast import DurationForecast
 from trainyard.planning.journal import Location
 from trainyard.planning.task import Task
@@ -24,7 +24,7 @@ class TrialQueue:
 
     def __init__(self, run: SweepRun) -> None:
         self._run = run
-        self._order = run.order
+        self._claims = run.claims
         self._failures = run.failures
         self._forecast = DurationForecast(run.state)
         self._tasks: deque[Task] = deque()
@@ -44,7 +44,7 @@ class TrialQueue:
         """How many trials have not started."""
         if self.is_closed:
             return 0
-        return len(self._tasks) + self._undrawn + self._order.space.unchosen
+        return len(self._tasks) + self._undrawn + self._claims.space.unchosen
 
     @property
     def _names(self) -> set[str]:
@@ -61,18 +61,18 @@ class TrialQueue:
     def take(self, place: Location, places: Sequence[Location]) -> Task | None:
         """The next task for a slot, which this job has claimed; None if there is none for it."""
         search = self._run.search
-        draws_with_others = search is not None and self._order.is_shared
-        if draws_with_others or self._order.space.sweep.budget:
-            self._order.refresh()  # what has ended reserves nothing
+        draws_with_others = search is not None and self._claims.is_shared
+        if draws_with_others or self._claims.space.sweep.budget:
+            self._claims.refresh()  # what has ended reserves nothing
         if draws_with_others:
             self._take_changes()  # another job may have drawn ahead
-        all_places = [*places, *self._order.places]
+        all_places = [*places, *self._claims.places]
         if self._failures.avoids(place, all_places):
             return None
         while task := self._find(place, all_places):
             if self._claim(task, places, all_places):
                 self._tasks.remove(task)
-                return self._order.claimed(task)
+                return self._claims.claimed(task)
         if search and self._may_draw():
             return search.next_task(self._most_seconds())
         return None
@@ -86,17 +86,17 @@ class TrialQueue:
     def start_attempt(self, task: Task) -> int:
         """The number of an attempt that starts now."""
         self._attempts[task.trial] += 1
-        return self._order.start(task.trial)
+        return self._claims.start(task.trial)
 
     def _find(self, place: Location, all_places: Sequence[Location]) -> Task | None:
-        if self.is_closed or self._order.is_held:
+        if self.is_closed or self._claims.is_held:
             return None
         # Suspects start first, so that a broken GPU is found after few trials.
-        urgent = self._failures.suspect_trials | self._probes | self._order.first
+        urgent = self._failures.suspect_trials | self._probes | self._claims.first
         tasks: Iterable[Task] = self._tasks
         if urgent:
             tasks = sorted(tasks, key=lambda task: task.trial not in urgent)
-        seconds_in_budget = self._order.seconds_in_budget()
+        seconds_in_budget = self._claims.seconds_in_budget()
         for task in tasks:
             fits = self._most_seconds(task) <= seconds_in_budget and self._is_worthwhile(task)
             if fits and self._failures.allows(task.trial, place, all_places):
@@ -105,16 +105,16 @@ class TrialQueue:
 
     def _claim(self, task: Task, places: Sequence[Location], all_places: Sequence[Location]) -> bool:
         """Claim a task, and some of those that follow it and may run here; False if another job has it."""
-        if self._order.is_mine(task.trial):
+        if self._claims.is_mine(task.trial):
             return True
-        others = [each.trial for each in self._tasks if each is not task and not self._order.is_mine(each.trial)]
+        others = [each.trial for each in self._tasks if each is not task and not self._claims.is_mine(each.trial)]
         mean_seconds = task.expected_seconds
         if self._finished:
             mean_seconds = sum(self._finished.values()) / len(self._finished)
-        size = self._order.batch(1 + len(others), len(places), mean_seconds)
+        size = self._claims.batch(1 + len(others), len(places), mean_seconds)
         allowed = (trial for trial in others if self._may_run_here(trial, places, all_places))
         names = [task.trial, *islice(allowed, size - 1)]
-        is_claimed = self._order.claim(names, seconds=self._most_seconds(task))
+        is_claimed = self._claims.claim(names, seconds=self._most_seconds(task))
         if not is_claimed:
             self._take_changes()
         return is_claimed
@@ -134,11 +134,11 @@ class TrialQueue:
 
         If all other trials have ended, further seeds of the best are drawn.
         """
-        has_looked = self._order.poll()
+        has_looked = self._claims.poll()
         has_drawn = self._repeat_best()
         if has_looked or has_drawn:
             self._take_changes()
-        if has_looked and self._order.is_held:
+        if has_looked and self._claims.is_held:
             self._give_back(task.trial for task in self._tasks)
         return has_looked or has_drawn
 
@@ -148,10 +148,10 @@ class TrialQueue:
         For further seeds of the best, wait until those trials have ended.
         """
         while not self.is_closed:
-            self._order.await_others(self._names)
+            self._claims.await_others(self._names)
             has_drawn = self._repeat_best()
             self._take_changes()
-            if has_drawn or self._tasks or not self._order.space.unchosen or not self._order.describe_others():
+            if has_drawn or self._tasks or not self._claims.space.unchosen or not self._claims.describe_others():
                 break
             if not self._may_draw():
                 break
@@ -160,18 +160,18 @@ class TrialQueue:
 
     def _take_changes(self) -> None:
         """Remove the tasks that other jobs have claimed or users have cancelled, and add those that may run again."""
-        lost, opened = self._order.take_changes(self._names)
+        lost, opened = self._claims.take_changes(self._names)
         self._give_back(lost)
         self._tasks = deque([*(task for task in self._tasks if task.trial not in lost), *opened])
 
     def _give_back(self, trials: Iterable[str]) -> None:
         """Give back those of these trials that this job has claimed, and will not start now."""
         for trial in trials:
-            self._order.release(trial)
+            self._claims.release(trial)
 
     def is_left_to_others(self, places: Sequence[Location]) -> bool:
         """Whether all waiting tasks have time to run, but other jobs have better places for them."""
-        elsewhere = self._order.places
+        elsewhere = self._claims.places
         if self._undrawn or not elsewhere:
             return False
         all_places = [*places, *elsewhere]
@@ -179,14 +179,14 @@ class TrialQueue:
         for task in self._tasks:
             if not self._is_worthwhile(task) or self._may_run_here(task.trial, usable, all_places):
                 return False
-        self._order.leave_to_others(task.trial for task in self._tasks)
+        self._claims.leave_to_others(task.trial for task in self._tasks)
         return True
 
     # ---- draws of a search, and of further seeds
 
     def lacks_draw(self, busy: int) -> bool:
         """Whether the search should draw ahead, beside as many busy slots. With one slot, it awaits each result."""
-        if self._tasks or not self._undrawn or (busy < 2 and not self._order.is_shared):
+        if self._tasks or not self._undrawn or (busy < 2 and not self._claims.is_shared):
             return False
         return self._may_draw()
 
@@ -197,12 +197,12 @@ class TrialQueue:
         self._take_changes()
 
     def _repeat_best(self) -> bool:
-        if self._tasks or self._undrawn or not self._order.space.unchosen or not self._may_draw():
+        if self._tasks or self._undrawn or not self._claims.space.unchosen or not self._may_draw():
             return False
-        return repeat_best(self._order)
+        return repeat_best(self._claims)
 
     def _may_draw(self) -> bool:
-        if self.is_closed or self._order.is_held or self._most_seconds() > self._order.seconds_in_budget():
+        if self.is_closed or self._claims.is_held or self._most_seconds() > self._claims.seconds_in_budget():
             return False
         return self._run.limits.is_worthwhile(self.longest_seconds)
 
@@ -213,7 +213,7 @@ class TrialQueue:
 
         0 if nothing is known, or without a budget, which alone limits them.
         """
-        if not self._order.space.sweep.budget:
+        if not self._claims.space.sweep.budget:
             return 0.0
         seconds = task and (task.max_seconds or task.expected_seconds)
         if not seconds:
@@ -223,7 +223,7 @@ class TrialQueue:
     def is_over_budget(self) -> bool:
         """Whether the budget allows another job none of the trials that are left: it has to start, and to run one."""
         shortest = min(map(self._most_seconds, self._tasks), default=self._most_seconds())
-        return self._forecast.startup_seconds + shortest > self._order.seconds_in_budget()
+        return self._forecast.startup_seconds + shortest > self._claims.seconds_in_budget()
 
     # ---- after the end of a trial
 
@@ -262,7 +262,7 @@ class TrialQueue:
         if not self._tasks or began < self._predict_after:
             return
         tasks = list(self._tasks)
-        forecast = DurationForecast(self._order.state_now())  # with what other jobs have measured
+        forecast = DurationForecast(self._claims.state_now())  # with what other jobs have measured
         predicted = forecast.predict([task.trial for task in tasks], self._finished)
         if predicted:
             sorted_tasks = []

@@ -270,8 +270,8 @@ def describe_new_search(state: History) -> str:
     return f"a new search, for which {counting} of {count_of(len(ends), 'earlier trial')} count"
 
 
-class Order(Protocol):
-    """What a search needs of the order that the jobs of its sweep share."""
+class Claims(Protocol):
+    """What a search needs of the trials that the jobs of its sweep have claimed."""
 
     @property
     def cancelled(self) -> Set[str]:
@@ -290,10 +290,10 @@ class Order(Protocol):
 class SuggestionSource:
     """A source of tasks that a search draws."""
 
-    def __init__(self, state: History, order: Order) -> None:
+    def __init__(self, state: History, claims: Claims) -> None:
         assert state.sweep.search is not None
         self._state = state
-        self._order = order
+        self._claims = claims
         self._search = state.sweep.search
         self._study = OptunaStudy(state.sweep)
         ends = (record.end or record.out_of_memory for record in state.records)
@@ -354,13 +354,13 @@ class SuggestionSource:
 
     def next_task(self, seconds: float = 0.0) -> Task | None:
         """The next configuration that has no result yet; None if all are drawn, or it does not fit the budget."""
-        trial = self._order.draw(self._choose, seconds=seconds)
-        return None if trial is None else self._order.task(trial)
+        trial = self._claims.draw(self._choose, seconds=seconds)
+        return None if trial is None else self._claims.task(trial)
 
     def draw_ahead(self, seconds: float = 0.0) -> None:
         """Draw the next configuration for whichever job has a free slot first, unless another job has just drawn."""
         count = self.remaining
-        self._order.draw(lambda: (self._choose()[0] if self.remaining == count else [], None), seconds=seconds)
+        self._claims.draw(lambda: (self._choose()[0] if self.remaining == count else [], None), seconds=seconds)
 
     def _draw(self, drawn: Sequence[Suggestion]) -> tuple[Values, Values, Values]:
         """The next configuration, or the next repeat of the last one."""
@@ -369,7 +369,7 @@ class SuggestionSource:
         if repeat:
             first = drawn[-repeat]
             return run_of(sweep, first.trial.values, repeat), first.params, first.attrs
-        cancelled = self._order.cancelled - self._ends.keys()
+        cancelled = self._claims.cancelled - self._ends.keys()
         gone = {name: Attempt(name, 0, 0.0, 0.0, outcome=TrialStatus.CANCELLED) for name in cancelled}
         repeats = sweep.trials_of_each
         firsts = drawn[::repeats]
@@ -422,6 +422,6 @@ class SuggestionSource:
             if suggestion.name in names:
                 continue
             names.add(suggestion.name)
-            if not self._find_end(suggestion.name) and self._order.may_run(suggestion.name):
+            if not self._find_end(suggestion.name) and self._claims.may_run(suggestion.name):
                 return events, suggestion.name  # an earlier search may have drawn and started it
         return events, None

@@ -56,7 +56,7 @@ def test_a_job_without_a_trial_to_take_cancels_those_of_its_sweep_that_wait(
     slurm.runs("scancel", f"echo $* > {tmp_path}/scancel.txt")
     monkeypatch.setattr(driver.slurm_allocation, "job_id", lambda: "5")
     monkeypatch.setattr(driver, "_run_pending", lambda *_: None)
-    monkeypatch.setattr(driver.SharedOrder, "claiming_jobs", lambda _: claiming)
+    monkeypatch.setattr(driver.TrialClaims, "claiming_jobs", lambda _: claiming)
     run_sweep(config, "s", tmp_path, order_job=0)
     cancelled = tmp_path / "scancel.txt"
     assert cancelled.exists() == (of_snakemake and not open_trials and claiming == {"12"})

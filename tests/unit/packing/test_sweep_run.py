@@ -1,7 +1,7 @@
 """Who hears of an event of this job, and of one of another job."""
 
 import pytest
-from sweep_journals import order_beside, read_journal, run_beside, session_of
+from sweep_journals import claims_beside, read_journal, run_beside, session_of
 from trainyard.config.trial_status import TrialStatus
 from trainyard.packing.failure_policy import FailurePolicy
 from trainyard.planning.attempts import Attempt
@@ -36,7 +36,7 @@ def test_a_failure_of_this_job_counts_when_its_retry_is_decided_and_one_of_anoth
     tmp_path, is_own, failures
 ):
     with session_of(tmp_path) as journal:
-        state = order_beside(journal).state_now()
+        state = claims_beside(journal).state_now()
     trial = next(iter(state.trials))
     policy = FailurePolicy.of_sweep(state)
     location = Location("1", "n", "0", 0)

@@ -55,8 +55,8 @@ def loop_beside(journal, **sweep):
 
 def start(loop, slot, task):
     """The slot runs a task."""
-    order = loop._run.order
-    assert order.is_mine(task.trial) or order.claim([task.trial])
+    claims = loop._run.claims
+    assert claims.is_mine(task.trial) or claims.claim([task.trial])
     attempt = loop._run.record(Started(trial=task.trial, attempt=loop.queue.start_attempt(task)))
     slot.current = CurrentTrial(slot, task, attempt, time.monotonic())
 

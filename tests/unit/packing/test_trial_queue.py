@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from sweep_journals import order_beside, run_beside, session_of
+from sweep_journals import claims_beside, run_beside, session_of
 from trainyard.cluster import slurm_allocation
 from trainyard.cluster.slurm_allocation import DEADLINE_MARGIN_SECONDS, Allocation
 from trainyard.config.load import check_config
 from trainyard.config.user_programs import UserProgram
 from trainyard.packing.failure_policy import FailurePolicy, TrialFailure
-from trainyard.packing.shared_order import SharedOrder
 from trainyard.packing.slot_pool import CurrentTrial, Phase
 from trainyard.packing.time_limits import OVERDUE_SECONDS, WORTHWHILE_SECONDS, TimeLimits
+from trainyard.packing.trial_claims import TrialClaims
 from trainyard.packing.trial_loop import TrialLoop
 from trainyard.packing.trial_queue import PREDICT_FRACTION, TrialQueue
 from trainyard.planning.attempts import Attempt
@@ -41,10 +41,10 @@ def task(trial, *, seconds=None, least=None, spec=None, earlier=()):
 def queue_of(tmp_path):
     """Makes a queue of these tasks, in the only job of a sweep."""
     with session_of(tmp_path) as journal:
-        order = order_beside(journal)
+        claims = claims_beside(journal)
 
         def make(*tasks, **parts):
-            made = TrialQueue(run_beside(journal, order=order, **parts))
+            made = TrialQueue(run_beside(journal, claims=claims, **parts))
             made.add(tasks)
             return made
 
@@ -83,7 +83,7 @@ def test_a_trial_that_must_fit_a_budget_starts_without_a_look_at_all_others(tmp_
     with session_of(state.folder) as journal:
         queue = TrialQueue(run_beside(journal, state))
         queue.add(map(state.task, state.trials))
-        monkeypatch.setattr(SharedOrder, "take_changes", None)
+        monkeypatch.setattr(TrialClaims, "take_changes", None)
         assert drain(queue) == list(state.trials)
 
 
@@ -109,12 +109,12 @@ def test_a_trial_that_may_not_run_again_here_is_not_claimed_with_others(tmp_path
     failures = FailurePolicy(retries=1)
     failures.record_failure(TrialFailure("b", HERE, "ValueError", 1.0))
     with session_of(tmp_path) as journal:
-        order = order_beside(journal)
-        queue = TrialQueue(run_beside(journal, order=order, failures=failures))
+        claims = claims_beside(journal)
+        queue = TrialQueue(run_beside(journal, claims=claims, failures=failures))
         queue.add(map(task, "abcdef"))
-        monkeypatch.setattr(SharedOrder, "places", [THERE])
+        monkeypatch.setattr(TrialClaims, "places", [THERE])
         assert queue.take(HERE, [HERE]).trial == "a"
-        assert [name for name in "abcdef" if order.is_mine(name)] == ["a", "c", "d"]
+        assert [name for name in "abcdef" if claims.is_mine(name)] == ["a", "c", "d"]
 
 
 def test_a_gpu_that_is_avoided_gets_neither_a_waiting_nor_a_suggested_trial(queue_of):
@@ -168,7 +168,7 @@ def test_the_order_follows_new_predictions_with_retries_last(queue_of, monkeypat
     failed = replace(task("failed"), has_failed=True)  # in an earlier run
     monkeypatch.setattr(DurationForecast, "predict", predict)
     queue = queue_of(task("a"), task("retried"), failed, task("b"))
-    assert queue._order.claim(["retried"])
+    assert queue._claims.claim(["retried"])
     queue.start_attempt(task("retried"))
     queue.note_finished("x", 5.0)
     queue.update_order()
@@ -231,16 +231,16 @@ def test_after_a_suspension_trials_have_the_rest_of_their_time_and_of_the_wallti
         have_ended = False
 
         def wait(self, answers, *, seconds):
-            if order.paused_seconds:
+            if claims.paused_seconds:
                 raise GoesOnError
             slurm.prints("scontrol", f"JobId={given.job} NumCPUs=1 NodeList=n1 {ends_in(2600)}", of="show job")
-            order._watch._paused = 3600.0, math.inf
+            claims._watch._paused = 3600.0, math.inf
             return []
 
     with session_of(tmp_path) as journal:
-        order = order_beside(journal)
+        claims = claims_beside(journal)
         limits = TimeLimits(given, can_resume=False)
-        loop = TrialLoop(run_beside(journal, order=order, limits=limits), BusyWorkers())
+        loop = TrialLoop(run_beside(journal, claims=claims, limits=limits), BusyWorkers())
         (slot,) = loop.slots.slots
         slot.worker = object()
         slot.current = CurrentTrial(slot, task("a"), Attempt("a", 1, 0.0, 0.0), began=0.0)
@@ -258,45 +258,45 @@ def searching(folder, trials=4):
     own["search"] = {"trials": trials, "values": {"x": {"low": 0, "high": 1}}}
     state = plan_sweep(check_config({"sweeps": {"s": own}}), "s", folder).state
     with session_of(folder / "sweeps/s") as journal:
-        order = order_beside(journal, state)
-        source = SuggestionSource(state, order)
-        queue = TrialQueue(run_beside(journal, order=order, search=source))
-        names = [name for name in state.unfinished if not is_placeholder(name) and order.may_run(name)]
+        claims = claims_beside(journal, state)
+        source = SuggestionSource(state, claims)
+        queue = TrialQueue(run_beside(journal, claims=claims, search=source))
+        names = [name for name in state.unfinished if not is_placeholder(name) and claims.may_run(name)]
         queue.add(map(state.task, names))
-        yield queue, order
+        yield queue, claims
 
 
 def test_a_search_draws_one_configuration_ahead_while_several_slots_are_busy(tmp_path, monkeypatch):
-    with searching(tmp_path) as (queue, order):
+    with searching(tmp_path) as (queue, claims):
         assert not queue.lacks_draw(1), "a search on one slot awaits each result"
         assert queue.lacks_draw(2)
         queue.draw_ahead()
-        (ahead,) = order.space.suggestions
-        assert not order.is_mine(ahead.name)
+        (ahead,) = claims.space.suggestions
+        assert not claims.is_mine(ahead.name)
         assert queue.waiting == 4
         assert not queue.lacks_draw(2), "one is enough"
         with monkeypatch.context() as patched:
             patched.setattr(OptunaStudy, "draw", None)
             assert queue.take(HERE, BOTH).trial == ahead.name
-        assert order.is_mine(ahead.name)
+        assert claims.is_mine(ahead.name)
         queue.draw_ahead()
-    with searching(tmp_path) as (queue, order):
-        drawn = [each.name for each in order.space.suggestions]
+    with searching(tmp_path) as (queue, claims):
+        drawn = [each.name for each in claims.space.suggestions]
         assert drain(queue)[0] == drawn[1], "nobody has claimed it"
-        assert len(order.space.suggestions) == 4
+        assert len(claims.space.suggestions) == 4
 
 
 def test_what_a_job_has_drawn_ahead_runs_in_the_job_with_the_first_free_slot(tmp_path, monkeypatch):
-    with searching(tmp_path) as (mine, order), searching(tmp_path) as (theirs, _):
+    with searching(tmp_path) as (mine, claims), searching(tmp_path) as (theirs, _):
         first = mine.take(HERE, [HERE])
         theirs.take(THERE, [THERE])
-        order.refresh()
+        claims.refresh()
         assert mine.lacks_draw(1), "another job is busy, too"
         mine.draw_ahead()
         monkeypatch.setattr(OptunaStudy, "draw", None)
         theirs.draw_ahead()  # another job has just drawn
-        ahead = order.space.suggestions[2].name
+        ahead = claims.space.suggestions[2].name
         assert theirs.take(THERE, [THERE]).trial == ahead
         monkeypatch.undo()
         assert ahead not in drain(mine)
-        assert first.trial in {each.name for each in order.space.suggestions}
+        assert first.trial in {each.name for each in claims.space.suggestions}

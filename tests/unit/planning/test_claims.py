@@ -8,7 +8,7 @@ from sweep_journals import record_attempt
 from trainyard.config.sweep import CommandSweep, Slots
 from trainyard.config.trial_status import TrialStatus
 from trainyard.packing.session_watch import Life
-from trainyard.packing.shared_order import SharedOrder, Standing
+from trainyard.packing.trial_claims import Standing, TrialClaims
 from trainyard.planning.attempts import Fold
 from trainyard.planning.claims import ClaimLog, GivenUp, Take
 from trainyard.planning.history import History
@@ -354,7 +354,7 @@ def order_of(tmp_path):
     def make(written, sweep=SWEEP):
         fold = Fold(tmp_path).update()
         state = History("s", sweep, "no dataset", tmp_path, fold)
-        return SharedOrder(state, written._journal, Watch())
+        return TrialClaims(state, written._journal, Watch())
 
     return make
 
@@ -441,7 +441,7 @@ def test_what_has_failed_for_good_in_a_run_of_snakemake_is_not_claimed_by_its_la
     for run, may_run in (("this", False), ("another", True)):
         monkeypatch.setenv(RUN, run)
         with Journal.of_new_session(tmp_path) as later:
-            assert SharedOrder(state, later, Watch()).may_run(trials[0]) == may_run
+            assert TrialClaims(state, later, Watch()).may_run(trials[0]) == may_run
 
 
 def test_what_fails_for_good_beside_a_session_is_left_to_the_next_one_whatever_the_clocks(write, order_of, trials):

@@ -4,7 +4,7 @@ from contextlib import contextmanager
 from functools import cache
 
 import pytest
-from sweep_journals import order_beside, session_of
+from sweep_journals import claims_beside, session_of
 from trainyard.config.load import check_config
 from trainyard.config.parser import ConfigError
 from trainyard.config.sweep import CommandSweep, TrainSweep
@@ -147,7 +147,7 @@ def test_the_plan_counts_no_more_draws_than_there_are_configurations(tmp_path, v
     if count == 20:
         return
     with session_of(tmp_path / "sweeps/s") as journal:
-        source = SuggestionSource(state, order_beside(journal, state))
+        source = SuggestionSource(state, claims_beside(journal, state))
         while source.next_task():
             assert len(plan_sweep(config, "s", tmp_path).state.trials) == count * repeats, "also what is drawn twice"
     more = check_config({"sweeps": {"s": own | {"search": {**search, "trials": 30}}}})
@@ -178,7 +178,7 @@ def test_what_a_user_has_cancelled_does_not_run_for_optuna(tmp_path):
     claims = ClaimLog(tmp_path / "sweeps/s")
     with session_of(tmp_path / "sweeps/s") as journal:
         state = plan_sweep(config, "s", tmp_path).state
-        source = SuggestionSource(state, order_beside(journal, state))
+        source = SuggestionSource(state, claims_beside(journal, state))
 
         def states():
             return [each.state.name for each in source._study._study.get_trials()]
@@ -202,7 +202,7 @@ def test_a_configuration_that_an_earlier_search_has_started_resumes_with_the_num
         search = {"method": "random", "trials": 1, "values": values}
         made = {**own, "search": search, "metric": "loss", "mode": mode}
         state = plan_sweep(check_config({"sweeps": {"s": made}}), "s", tmp_path).state
-        return SuggestionSource(state, order_beside(journal, state)).next_task()
+        return SuggestionSource(state, claims_beside(journal, state)).next_task()
 
     with session_of(tmp_path / "sweeps/s") as journal:
         first = next_task("max")
@@ -330,7 +330,7 @@ def test_a_search_draws_from_the_means_of_repeats(tmp_path, monkeypatch):
     finished, diverged, stopped = TrialStatus.FINISHED, TrialStatus.DIVERGED, TrialStatus.STOPPED
     results = [(0.2, finished), (0.4, finished), (0.1, finished), (None, diverged), (0.3, stopped), (0.1, finished)]
     with session_of(tmp_path / "sweeps/s") as journal:
-        source = SuggestionSource(state, order_beside(journal, state))
+        source = SuggestionSource(state, claims_beside(journal, state))
         seeds = []
         for loss, outcome in results:
             task = source.next_task()
@@ -363,7 +363,7 @@ def searching(results, **changes):
     search = {"trials": 20, "values": {"x": {"low": 0.0, "high": 1.0}}, **changes.pop("search", {})}
     state = plan_sweep(check_config({"sweeps": {"s": {**own, "search": search, **changes}}}), "s", results).state
     with session_of(results / "sweeps/s") as journal:
-        source = SuggestionSource(state, order_beside(journal, state))
+        source = SuggestionSource(state, claims_beside(journal, state))
 
         def end(trial, loss):
             values = state.trials[trial].values
@@ -597,8 +597,8 @@ def test_the_duration_of_a_trial_is_that_of_all_its_attempts(tmp_path, monkeypat
     options = {"objectives": {"loss": "min", "seconds": "min"}, "search": {"trials": 2, "values": PLANE}}
     state = plan_sweep(check_config({"sweeps": {"s": {**own, **options}}}), "s", tmp_path).state
     with session_of(tmp_path / "sweeps/s") as journal:
-        order = order_beside(journal, state)
-        source = SuggestionSource(state, order)
+        claims = claims_beside(journal, state)
+        source = SuggestionSource(state, claims)
         trial = source.next_task().trial
         events = [
             Started(trial=trial, attempt=1, time=100.0),
@@ -613,8 +613,8 @@ def test_the_duration_of_a_trial_is_that_of_all_its_attempts(tmp_path, monkeypat
             monkeypatch.setattr("trainyard.planning.journal.read_clock", lambda time=event.time: time)
             journal.record(event)
             source.on_event(event, update_attempts(attempts, event), is_own=True)
-        order.refresh()
+        claims.refresh()
         source.on_event(events[-1], attempts[trial, 2], is_own=True)
     assert source._ends[trial].metrics == {"loss": 1.0, "seconds": 10.0}
     again = plan_sweep(check_config({"sweeps": {"s": {**own, **options}}}), "s", tmp_path).state
-    assert SuggestionSource(again, order)._ends == source._ends
+    assert SuggestionSource(again, claims)._ends == source._ends

@@ -51,7 +51,7 @@ class Standing(Enum):
     CANCELLED = "cancelled"  # by a user
 
 
-class SharedOrder:
+class TrialClaims:
     """The view of one session: `refresh` reads what others have recorded, `claim` takes trials.
 
     `listener` is called with each event of a trial that another session has recorded, and its attempt.
