@@ -21,6 +21,7 @@ from trainyard.utils.files import atomic_write
 ROWS_PER_PAGE: Final = 25
 MAX_ROWS: Final = 1000  # of a table: 0.4 MB for trials of a sweep, which a browser reads before it shows any
 LONG_TEXT: Final = 32  # letters, above which the texts of a column are wrapped
+_LOADING: Final = re.compile(r"Loading ITables.*?\?\)", re.DOTALL)
 _NAME_IN_HEADER: Final = re.compile("(?<=<th>)[^<]*(?=</th>)")
 MIN_FILTERED: Final = 5  # rows, from which on each column has a filter; a larger table also has a search field
 # Of DataTables, called for each cell: marks the row to highlight, empties cells without a value, and links trials.
@@ -162,6 +163,7 @@ def _table_to_html(part: ReportTable, table_id: str, name: str) -> str:
             columnDefs=[{"targets": "_all", "createdCell": mark}, {"targets": long_texts, "className": "long"}],
             **(filters if len(frame) >= MIN_FILTERED else {}),
         )
+    table = _LOADING.sub("The table needs JavaScript.", table)  # seen for a moment, too
     # The names of columns may be broken at dots and underscores.
     table = _NAME_IN_HEADER.sub(lambda name: re.sub("[._]", r"\g<0><wbr>", name[0]), table)
     paragraph = Markup("<p>{}</p>").format(note) if note else Markup()

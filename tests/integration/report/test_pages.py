@@ -78,6 +78,11 @@ def test_the_csv_button_saves_what_the_table_shows_with_all_digits(browser, page
             pd.testing.assert_frame_equal(saved, rows.drop(columns="nothing"), check_dtype=False)
 
 
+def test_where_no_script_runs_a_table_says_what_it_needs(page_file):
+    text = page_file.read_text()
+    assert (text.count("The table needs JavaScript."), text.count("Loading ITables")) == (1, 0)
+
+
 def test_a_page_has_the_first_rows_of_a_large_table_and_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(pages, "MAX_ROWS", 100)
     tables = {"Trials": ReportTable(TRIALS, best=0), "Few": ReportTable(TRIALS.head(100))}
