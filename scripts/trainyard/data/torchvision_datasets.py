@@ -100,7 +100,9 @@ def _copy_files(dataset: Torchvision, root: Path, work: Path) -> dict[str, str]:
     archive = getattr(_class_of(dataset), "filename", "")  # of CIFAR
     places = [root / folder, root / dataset.name, root / "raw", root / archive, root]
     collection = open_collection(next(path for path in places if path.exists()), work)
-    files = {PurePosixPath(file.name).name: file for file in collection.files()}
+    paths = {PurePosixPath(file.name): file for file in collection.files()}
+    own = (".", folder or dataset.name)  # other datasets have files of the same names
+    files = {path.name: file for path, file in paths.items() if str(path.parent) in own}
     (work / folder).mkdir(parents=True, exist_ok=True)
     digests = {}
     for name, md5 in wanted:

@@ -82,6 +82,20 @@ def test_mnist_is_read_from_torchvisions_layout_and_from_the_files_alone(tmp_pat
     assert staged.split("train").labels.tolist() == train[1].tolist(), "in the order of the files"
 
 
+def test_files_of_another_dataset_with_the_same_names_are_not_taken(tmp_path):
+    write_mnist(tmp_path / "copy/FashionMNIST/raw", *(labelled(count, (28, 28), 10, count) for count in (20, 10)))
+    with pytest.raises(DataError, match="train-images-idx3-ubyte of MNIST is missing"):
+        stage_copy("MNIST", tmp_path / "copy", tmp_path / "staged")
+
+
+def test_svhn_is_read_from_a_folder_of_its_name(tmp_path, monkeypatch):
+    train, val = labelled(20, (32, 32, 3), 10, 0), labelled(10, (32, 32, 3), 10, 1)
+    (tmp_path / "copy/SVHN").mkdir(parents=True)
+    write_svhn(tmp_path / "copy/SVHN", train, val)
+    publish(monkeypatch, "SVHN", tmp_path / "copy/SVHN")
+    check(stage_copy("SVHN", tmp_path / "copy", tmp_path / "staged"), train, val)
+
+
 CIFAR = [("CIFAR10", write_cifar10, 10, "cifar-10-batches-py"), ("CIFAR100", write_cifar100, 100, "cifar-100-python")]
 
 
