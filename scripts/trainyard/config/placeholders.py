@@ -160,10 +160,10 @@ def check_values(command: Command, args: Mapping[str, Any], predefined: Mapping[
     error, too.
     """
     for key, text in dotted_items(args):
-        within = _PREDEFINED.search(text) if isinstance(text, str) else None
-        if within and within[1] in predefined:
+        names = _PREDEFINED.findall(text) if isinstance(text, str) else []
+        if name := next(filter(predefined.__contains__, names), None):
             remedy = "write it in the command, or let the program run in its own folder by `workdir: trial`"
-            raise invalid(f"{key}: {within[0]} is not replaced within a value: {remedy}")
+            raise invalid(f"{key}: {{{name}}} is not replaced within a value: {remedy}")
     values = make_values(command, args, predefined, lambda flag: Switch((flag,), ()))
     parts = [command] if isinstance(command, str) else command
     for name in sorted({each for part in parts for each in PLACEHOLDER.findall(part)}):

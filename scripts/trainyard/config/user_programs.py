@@ -47,6 +47,7 @@ NUMBER: Final = (
     rf"(?:[eE]{_SIGN}?\d++)?|(?i:nan|inf(?:inity)?)(?![A-Za-z]))(?: ?%)?)"
 )
 _IN_CLASS: Final = re.compile(r"\\[^AbB]|\[\^?\]?[^\]]*\]")  # a character that is escaped, or one of several
+_GROUP: Final = re.compile(r"\(\?[a-zA-Z-]*<?[:=!]")  # its beginning, as of (?:^|,)
 _INNER_START: Final = re.compile(r"(?<!\\)[a-zA-Z0-9:=,%] *\^")
 _IN_PATTERN: Final = re.compile(r"(?<!\\)\{number\}")
 _BRACES: Final = re.compile(r"(?<!\\)\{(?!number\})([A-Za-z]\w*)\}")  # text in braces, no quantifier
@@ -189,7 +190,7 @@ class Metrics(Section):
                 yield f"{pattern} names no metric: write a group as (?P<val_accuracy>{{number}})"
             if typo := next((name for name in _BRACES.findall(pattern) if get_close_matches(name, ["number"])), None):
                 yield f"{{{typo}}} would match only these very characters; did you mean {{number}}?"
-            if _INNER_START.search(_IN_CLASS.sub("x", pattern)):
+            if _INNER_START.search(_GROUP.sub("(", _IN_CLASS.sub("x", pattern))):
                 yield f"{pattern}: ^ is the start of a line, and can match nothing after text: remove it, or write \\^"
         lines = self.sample_lines
         for pattern in self.patterns if lines else ():

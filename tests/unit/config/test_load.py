@@ -218,6 +218,10 @@ MISTAKES = {
             ".args: out: {trial_dir} is not replaced within a value: write it in the command, or",
         ),
         (
+            {"command": "x {out}", "args": {"out": "{name}/{trial_dir}"}},
+            ".args: out: {trial_dir} is not replaced within a value",
+        ),
+        (
             {"command": "x $(({n} * 2))", "grid": {"n": [1, "a"]}},
             ".grid: {n} is in $((...)), but 'a' is not a number: assign it to a variable first, as in x={n}",
         ),
@@ -924,6 +928,12 @@ def test_a_resolved_config_resolves_to_itself(tmp_path, path, given):
     again = tmp_path / "resolved.json"
     write_json(again, resolved)
     assert check_config(compose([again], given)).model_dump(mode="json", exclude_unset=True) == resolved
+
+
+@pytest.mark.parametrize("start", ["^", r"(?:^|\s)", "(?=^)", "(?i:^)", r"(?<=^)", r"\^", "[^a]", "(?P<epoch>^)"])
+def test_a_start_of_the_line_may_be_in_a_group(start):
+    metrics = {"pattern": f"{start}acc (?P<acc>{{number}})"}
+    check_config({"sweeps": {"s": {"command": "run", "metrics": metrics}}})
 
 
 def test_the_only_metric_of_a_pattern_judges_trials_also_where_the_config_does_not_name_it():
