@@ -386,11 +386,20 @@ def _unread_settings(file: SourceFile, script: Script) -> Iterator[ScriptFinding
     if lines:
         message = f"takes its settings from `wandb.config`, and nothing of the command line: {effect}"
         yield ScriptFinding("wandb", file.path, lines[0], message, "`metrics: wandb` gives them to it")
-    elif file.path == script.path and not script.source.uses_wandb:
+    elif file.path == script.path and not script.source.uses_wandb and script.source.packages <= _READ_NOTHING:
         message = f"reads nothing of the command line, to which the command adds settings: {effect}"
         yield ScriptFinding("settings", file.path, 1, message, "read them in the script, as by argparse")
 
 
+# Packages that leave the command line to the script; any other one may read it.
+_READ_NOTHING: Final = frozenset(
+    (
+        *("PIL", "accelerate", "albumentations", "cv2", "datasets", "einops", "evaluate", "gym", "gymnasium", "h5py"),
+        *("jax", "joblib", "lightgbm", "matplotlib", "numpy", "pandas", "peft", "safetensors", "scipy", "seaborn"),
+        *("sklearn", "tensorboard", "timm", "tokenizers", "torch", "torchaudio", "torchmetrics", "torchvision"),
+        *("tqdm", "transformers", "xgboost", "yaml"),
+    )
+)
 _NOT_VARIED: Final = {*TRIAL_PLACEHOLDERS, GPUS, PORT}
 
 
@@ -420,7 +429,7 @@ def ignores_command_line(script: Script) -> bool:
 # With these, a script may read its command line although it has no option that can be seen.
 _READERS: Final = frozenset(
     (
-        *("argv", "exec", "run_path", "run_module"),
+        *("argv", "orig_argv", "exec", "run_path", "run_module"),
         *("argparse", "chz", "docopt", "draccus", "gin", "jsonargparse", "lightning", "ml_collections", "omegaconf"),
         *("optparse", "pydantic_settings", "pyrallis", "pytorch_lightning", "sacred", "simple_parsing", "tap", "yacs"),
     )

@@ -1,6 +1,7 @@
 """The syntax trees of a training script, and of the modules beside it that it imports. Nothing of it runs."""
 
 import ast
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -85,6 +86,14 @@ class Source:
     def imports(self) -> set[str]:
         """The first parts of the names of all modules that are imported, such as `torch`."""
         return {name.partition(".")[0] for file in self.files for _, name, _ in file.imports}
+
+    @cached_property
+    def packages(self) -> set[str]:
+        """The imports that are neither Python's own nor modules beside the script."""
+        folder = self.files[0].path.parent
+        modules = [file.path.relative_to(folder) for file in self.files if file.path.is_relative_to(folder)]
+        own = {module.with_suffix("").parts[0] for module in modules}
+        return self.imports - own - sys.stdlib_module_names
 
     @cached_property
     def uses_wandb(self) -> bool:

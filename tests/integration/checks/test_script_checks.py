@@ -366,7 +366,10 @@ DEVICES = "os.environ['CUDA_VISIBLE_DEVICES']"
         ("lr = 0.1\nprint(lr)", {}, f"{UNREAD} all trials are equal: read them in the script, as by argparse"),
         ("lr = 0.1", {"command": "python train.py --lr {lr}"}, f"{UNREAD} all trials are equal"),
         ("lr = 0.1", {"command": "LR={lr} python train.py --out {trial_dir}"}, None),
+        ("import torch, sys, util\nprint(util.LR)", {}, f"{UNREAD} all trials are equal"),
         ("from lab.options import parse_options\nlr = parse_options().lr", {}, None),
+        ("from lab.training import main\nmain()", {}, None),
+        ("from torchtune import config\n@config.parse\ndef main(cfg):\n    ...\nmain()", {}, None),
         ("import wandb\nwandb.init()\nlr = wandb.config.lr", {"metrics": "wandb"}, None),
         ("import wandb\nwandb.init()\nlr = wandb.config.lr", {"metrics": "wandb", "command": "python train.py"}, None),
         (f"import wandb\n{PARSER}a = p.parse_args()\nwandb.init(config=vars(a))",
@@ -392,7 +395,8 @@ def test_what_a_script_does_to_other_trials_is_said_before_it_runs(look, text, s
     sweep = {"grid": {"lr": [0.1, 0.2]}, "slots": {"gpus_per_node": 1}, **sweep}
     Path("lib").mkdir()
     Path("lib/wandb.py").write_text("import sys\ndef init(**kwargs):\n    print(sys.argv)\n")
-    reads = "" if text == WANDB or text.startswith("lr =") else "\nprint(sys.argv)"
+    Path("util.py").write_text("LR = 0.1\n")
+    reads = "" if text == WANDB or text.startswith(("lr =", "import torch, sys", "from lab", "from torchtune")) else "\nprint(sys.argv)"
     mistakes, warnings = look(text + reads, **sweep)
     assert not any("no option" in line for line in mistakes)
     assert [line[: len(warning or "")] for line in warnings] == ([warning] if warning else []), warnings
