@@ -53,7 +53,8 @@ def main(arguments: argparse.Namespace) -> None:
     _write_profile()  # also if the config must be written by hand, or is there
     command = arguments.command
     usual = (path for path in map(Path, USUAL) if path.exists() and not command)
-    named = [word for word in command if word.endswith(SCRIPT)] or [arguments.source]
+    started = [word for suffix in SCRIPT for word in command if word.endswith(suffix)]  # by a wrapper, or a .sh itself
+    named = started or [arguments.source]
     path = Path(named[0]) if named[0] else next(usual, None)
     if arguments.out.suffix not in CONFIGS:
         raise UserError(
@@ -136,6 +137,10 @@ def _read_script(path: Path, arguments: argparse.Namespace) -> tuple[str, list[s
 def _nothing_to_vary(script: Script) -> str:
     """Why a config must be written by hand, and how."""
     docs = SCRIPTS.parent / "docs"
+    if script.library == "shell":
+        remedy = "give its settings defaults, as in LR=${LR:-0.1}, or write its command by hand, as in"
+        call = f"`command: bash {script.path} {{lr}}`; see {docs / 'quickstart.md'}"
+        return f"{script.path} reads no variable that a sweep could vary: {remedy} {call}"
     message = f"{script.path} has no option, in argparse, click, Typer, Hydra or a data class, that a sweep could vary"
     if flags := [option.flag for option in script.options]:
         message += f"; found: {', '.join(flags)}"

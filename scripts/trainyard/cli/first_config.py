@@ -1,6 +1,7 @@
 """The first config for a training script, and the profile for a Slurm cluster, as `trainyard init` writes them."""
 
 import ast
+import logging
 import math
 import os
 import re
@@ -19,6 +20,7 @@ from trainyard.cluster.slurm_queries import Partition, named_partitions, parse_g
 from trainyard.config.metric_names import guess_mode
 from trainyard.config.parser import InLine, read_file, write_yaml
 from trainyard.config.placeholders import TRIAL_DIR, dotted_items
+from trainyard.config.settings import SETTINGS
 from trainyard.config.user_programs import Metrics
 from trainyard.programs.script_findings import (
     find_gpu_option,
@@ -27,8 +29,9 @@ from trainyard.programs.script_findings import (
     handled_signals,
 )
 from trainyard.programs.script_options import Script, ScriptOption, read_started
-from trainyard.programs.script_source import literal
+from trainyard.programs.script_source import is_file, literal
 from trainyard.programs.started_scripts import find_started
+from trainyard.utils.errors import UserError
 from trainyard.utils.import_path import SCRIPTS
 from trainyard.utils.typed_commands import trainyard_call
 
@@ -39,13 +42,19 @@ MOST_VALUES: Final = 4  # of the metric, in a comment
 SETTINGS_FILES: Final = (".yaml", ".yml", ".json")
 Values = list[Any] | dict[str, Any]
 Varied = dict[str, tuple[ScriptOption, Values]]  # by key
+log = logging.getLogger("init")
 
 
 def _around_default(low: float, high: float, option: ScriptOption) -> Values:
-    """A range on a logarithmic scale: a tenth of the default to ten times the default; this one without a default."""
+    """A range on a logarithmic scale: a tenth of the default to ten times the default; this one without a default.
+
+    From a default below 1, it ends at 1, since it may be a fraction.
+    """
     default = _number(option)
-    ends = (default / 10, default * 10) if default > 0 else (low, high)
-    return {"low": float(f"{ends[0]:.3g}"), "high": float(f"{ends[1]:.3g}"), "log": True}
+    if default > 0:
+        low = default / 10
+        high = min(default * 10, 1.0 if default < 1 else math.inf)
+    return {"low": float(f"{low:.3g}"), "high": float(f"{high:.3g}"), "log": True}
 
 
 def _doubled(option: ScriptOption) -> Values | None:
@@ -98,6 +107,8 @@ def find_varied(script: Script, typed: Sequence[str]) -> tuple[Script, Varied]:
     That is the first of its options, a file of settings that its command line (`typed`) or a default names, and its
     variables where one has a usual name; otherwise the first with a number or choices.
     """
+    if varied := _usual(script):
+        return script, varied
     readers = [script, *_readers_of_file(script, typed), *_readers_of_variables(script)]
     for find in (_usual, _others):
         for reader in readers:
@@ -125,7 +136,7 @@ def _others(script: Script) -> Varied:
         values = _chosen(option)
         if values is None and type(option.default) is int:
             values = _doubled(option)
-        elif values is None and type(option.default) is float and option.default > 0:
+        elif values is None and type(option.default) is float and 0 < option.default < math.inf:
             values = _around_default(0, 0, option)
         if values and len(varied) < MOST_KEYS and not _FIXED.search(_name_of(option)):
             varied[option.key] = option, values
@@ -159,11 +170,22 @@ def _readers_of_file(script: Script, typed: Sequence[str]) -> Iterator[Script]:
         file = words[-1].rpartition("=")[2]
         if not file.endswith(SETTINGS_FILES) or not Path(file).is_file():
             continue
-        content = read_file(Path(file))
+        try:
+            content = read_file(Path(file))
+        except UserError as error:  # it may be data
+            log.info("%s", error)
+            continue
         if isinstance(content, dict):
-            items = dotted_items(content)
+            items = [(key, value) for key, value in dotted_items(content) if _KEY.fullmatch(key)]
             settings = tuple(ScriptOption(key, default=value, names=(key,), where=file) for key, value in items)
-            yield replace(script, settings=settings, settings_words=words, settings_file=file)
+            place = tuple(word.replace(file, _SETTINGS) for word in words)
+            yield replace(script, settings=settings, settings_words=place, settings_file=file)
+
+
+_SETTINGS: Final = f"{{{SETTINGS}}}"
+
+
+_KEY: Final = re.compile(r"[A-Za-z_]\w*(\.\w+)*", re.ASCII)  # that a config can vary
 
 
 def _readers_of_variables(script: Script) -> Iterator[Script]:
@@ -230,10 +252,10 @@ def build_command(script: Script, varied: Varied, *, inputs: Sequence[str] = ())
     words = [*map(shlex.quote, script.program), shlex.quote(str(script.path))]
     inputs = [*inputs, *script.words]
     flags = {key: option.flag for key, (option, _) in varied.items()}
-    if script.uses_hydra:
+    if script.uses_hydra and not script.settings:
         return " ".join([*words, "{args:hydra}", "hydra.run.dir={trial_dir}", *map(shlex.quote, inputs)])
     if script.settings_file:
-        words += [word.replace(script.settings_file, "{settings}") for word in script.settings_words]
+        words += script.settings_words
     elif script.settings:
         words = [f"{key}={{{key}}}" for key in varied] + words
     elif all(flag == f"--{key}" for key, flag in flags.items()):
@@ -248,7 +270,7 @@ def build_command(script: Script, varied: Varied, *, inputs: Sequence[str] = ())
         file = Path(str(script.output.default or ""))
         name = f"/{file.name}" if file.suffix else ""
         words.append(f"{script.output.flag} {{trial_dir}}{name}")
-    return " ".join([*words, *map(shlex.quote, inputs)])
+    return " ".join([*words, *(word if _SETTINGS in word else shlex.quote(word) for word in inputs)])
 
 
 def missing_options(script: Script, varied: Varied) -> list[str]:
@@ -278,15 +300,18 @@ def type_words(script: Script, varied: Varied, before: Sequence[str], after: Seq
     words = list(after)
     while words:
         word = words.pop(0)
-        if word in script.settings_words:
+        if script.settings_file and word.rpartition("=")[2] == script.settings_file:
+            kept.append(word.replace(script.settings_file, _SETTINGS))
             continue
         name = word if script.uses_hydra or word.startswith("--") else word[:2]  # as in -b32
         option = next((each for each in ours.values() if name.partition("=")[0] in (each.flag, *each.names)), None)
         if option is None:
-            kept.append(str(Path(word).absolute()) if os.sep in word and Path(word).exists() else word)
+            is_path = is_file(Path(word)) or (os.sep in word and Path(word).exists())
+            kept.append(str(Path(word).absolute()) if is_path else word)
         elif word == name and "=" not in word and not option.is_flag and words:
             words.pop(0)
-    return replace(script, program=tuple(before) or script.program, words=tuple(kept))
+    place = () if any(_SETTINGS in word for word in kept) else script.settings_words  # that of a default
+    return replace(script, program=tuple(before) or script.program, words=tuple(kept), settings_words=place)
 
 
 def input_words(script: Script, *, must_exist: bool = False) -> list[str]:

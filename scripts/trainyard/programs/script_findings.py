@@ -9,12 +9,12 @@ import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Final, Literal
 
 from trainyard.config.placeholders import GPUS, PORT, TRIAL_PLACEHOLDERS, find_placeholders
 from trainyard.programs.script_options import Script, ScriptOption
-from trainyard.programs.script_source import SourceFile, arguments, is_literal, literal, method
+from trainyard.programs.script_source import SourceFile, arguments, is_file, is_literal, literal, method
 from trainyard.programs.started_scripts import CommandContents, ShellLine, starts_program
 
 Topic = Literal["gpu", "port", "requeue", "srun", "signal", "settings", "wandb", "exit", "background"]
@@ -341,15 +341,30 @@ def find_settings_in_environment(script: Script) -> dict[str, Any]:
                 defaults.setdefault(name, default)
     if script.library == "shell":
         text = script.path.read_text(encoding="utf-8", errors="replace")
-        defaults = {name: default.strip("'\"") for name, default in reversed(_WITH_DEFAULT.findall(text))}
-        unset = set(_IN_CAPITALS.findall(text)).difference(_SET_BY_SHELL.findall(text))
-        defaults |= dict.fromkeys(sorted(unset - defaults.keys()))
+        defaults = {name: default.strip("'\"") or None for name, default in reversed(_WITH_DEFAULT.findall(text))}
+        defaults |= dict.fromkeys(sorted(set(_IN_CAPITALS.findall(text)) - defaults.keys()))
+        for name in _set_by_shell(text, script.path.parent):
+            defaults.pop(name, None)
     return {name: default for name, default in defaults.items() if not _NO_SETTING.match(name)}
 
 
-_WITH_DEFAULT: Final = re.compile(r"\$\{([A-Za-z_]\w*):?[-=]([^{}]*)\}")
+def _set_by_shell(text: str, folder: Path) -> Iterator[str]:
+    """The variables that a script for a shell, or a file that it sources, sets to anything but what they were."""
+    texts = [text]
+    for word in _SOURCED.findall(text):
+        places = (Path(word), folder / PurePath(word).name)
+        texts += [place.read_text(encoding="utf-8", errors="replace") for place in places if is_file(place)]
+    for each in texts:
+        yield from (name for name, value in _ASSIGNED.findall(each) if not re.search(rf"\$\{{?{name}\b", value))
+        yield from (name for found in _READ_INTO.findall(each) for name in " ".join(found).split())
+
+
+# As ${LR:-0.1}, ${LR:-$(cat lr)} or ${LR:?}.
+_WITH_DEFAULT: Final = re.compile(r"\$\{([A-Za-z_]\w*):?(?:[-=]([^{}$`]*)\}|[-=?])")
 _IN_CAPITALS: Final = re.compile(r"\$\{?([A-Z]\w*)")
-_SET_BY_SHELL: Final = re.compile(r"\b(?:for\s+|read\s+(?:-\w+\s+)*|(?=[A-Z]\w*\+?=))([A-Z]\w*)")
+_SOURCED: Final = re.compile(r"^\s*(?:source|\.)\s+[\"']?(?:\$\(.*\)/|\$\{.*\}/)?([^\s;&\"']+)", re.MULTILINE)
+_ASSIGNED: Final = re.compile(r"(?<![\w$-])([A-Za-z_]\w*)\+?=(\S*)")
+_READ_INTO: Final = re.compile(r"\b(?:for|select)\s+(\w+)|\b(?:read|mapfile|readarray|getopts)\b([^;|<&\n]*)")
 
 
 _NO_SETTING: Final = re.compile(

@@ -396,7 +396,11 @@ def test_what_a_script_does_to_other_trials_is_said_before_it_runs(look, text, s
     Path("lib").mkdir()
     Path("lib/wandb.py").write_text("import sys\ndef init(**kwargs):\n    print(sys.argv)\n")
     Path("util.py").write_text("LR = 0.1\n")
-    reads = "" if text == WANDB or text.startswith(("lr =", "import torch, sys", "from lab", "from torchtune")) else "\nprint(sys.argv)"
+    reads = (
+        ""
+        if text == WANDB or text.startswith(("lr =", "import torch, sys", "from lab", "from torchtune"))
+        else "\nprint(sys.argv)"
+    )
     mistakes, warnings = look(text + reads, **sweep)
     assert not any("no option" in line for line in mistakes)
     assert [line[: len(warning or "")] for line in warnings] == ([warning] if warning else []), warnings

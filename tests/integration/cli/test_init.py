@@ -269,6 +269,12 @@ def test_a_script_that_reads_variables_runs_with_their_defaults(init):
     assert sweep["metrics"]["sample"] == "val loss 0.25"
 
 
+def test_a_script_that_a_wrapper_starts_is_read_itself(project, init):
+    (project.folder / "wrap.sh").write_text('exec "$@"\n')
+    _, sweep = init(f"{OPTIONS}\nprint('val loss', parser.parse_args().lr)\n", "bash wrap.sh python train.py")
+    assert sweep["command"] == "bash wrap.sh python train.py {args}"
+
+
 def test_a_script_for_a_shell_is_not_tried_and_keeps_its_folder(init):
     output, sweep = init("python train.py --lr ${LR:-0.1}\ntouch ran\n", "run.sh", name="run.sh")
     assert (sweep["command"], sweep["workdir"]) == ("LR={LR} bash run.sh", "keep")
@@ -308,7 +314,7 @@ def test_without_metrics_the_config_says_what_to_fill_in(project, init, script, 
             {"train.py": "import argparse\nargparse.ArgumentParser().add_argument('--config')"},
             "if --config takes a file of settings, name it, as in `trainyard init python train.py --config conf.yaml`",
         ),
-        ({"run.sh": "python train.py --lr $1"}, "run.sh has no option, in argparse, click, Typer, Hydra or a data"),
+        ({"run.sh": "python train.py --lr $1"}, "run.sh reads no variable that a sweep could vary: give its settings"),
         ({"train.ipynb": '{"cells": []}'}, "train.ipynb is no script: name a .py file"),
     ],
 )

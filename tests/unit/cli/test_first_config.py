@@ -273,6 +273,14 @@ def test_a_command_as_it_is_typed_keeps_what_the_sweep_does_not_set(tmp_path):
     assert missing_options(typed_script, varied) == []
 
 
+def test_a_file_that_is_typed_is_found_from_the_folder_of_a_trial(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("data.json").touch()
+    Path("cifar10").mkdir()  # may be a name, too
+    script = type_words(Script(Path("train.py"), (LR,)), {}, (), ["--data", "data.json", "cifar10", "x" * 999])
+    assert script.words == ("--data", str(tmp_path / "data.json"), "cifar10", "x" * 999)
+
+
 def test_a_script_that_picks_its_gpu_gets_that_of_the_trial_and_what_it_does_else_is_left_to_do(tmp_path):
     path = tmp_path / "train.py"
     path.write_text(
@@ -295,6 +303,7 @@ CONFIG = "import argparse, yaml\np = argparse.ArgumentParser()\np.add_argument('
     [
         (CONFIG, ["--config", "conf.yaml", "--amp"], "--config {settings} --amp"),
         (CONFIG, ["--config=conf.yaml"], "--config={settings}"),
+        (CONFIG, ["fit", "--config", "conf.yaml", "a b"], "fit --config {settings} 'a b'"),
         ("import sys\nload(sys.argv[1])\n", ["conf.yaml"], "{settings}"),
         (CONFIG.replace("required=True", "default='conf.yaml'"), [], "--config {settings}"),
     ],
@@ -302,7 +311,7 @@ CONFIG = "import argparse, yaml\np = argparse.ArgumentParser()\np.add_argument('
 def test_settings_in_a_file_that_the_command_names_are_varied_there(tmp_path, monkeypatch, text, typed, words):
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text(text)
-    Path("conf.yaml").write_text("optim: {lr: 0.1, name: sgd}\nepochs: 3\nbatch_size: 64\n")
+    Path("conf.yaml").write_text("optim: {lr: 0.1, name: sgd}\nepochs: 3\nbatch_size: 64\na-b: {wd: 1}\n")
     script, varied = find_varied(read_script(Path("train.py")), typed)
     script = type_words(script, varied, ["python"], typed)
     assert missing_options(script, varied) == []
@@ -321,16 +330,49 @@ def test_settings_in_a_file_that_the_command_names_are_varied_there(tmp_path, mo
         ("train.py", "import os\nlr = float(os.environ.get('LR', '0.1'))\n", "LR={LR} python train.py"),
         ("train.py", "import os\nlr = float(os.environ['LR'])\n", "LR={LR} python train.py"),
         ("run.sh", "LR=${LR:-0.1}\npython train.py --lr $LR --seed ${SEED:-1}\n", "LR={LR} bash run.sh"),
+        ("run.sh", "LR=${LR:-$(cat lr)}\nWD=$1\npython train.py --lr $LR --wd ${WD:-0.1}\n", "LR={LR} bash run.sh"),
+        (
+            "run.sh",
+            "LR=${LR:?give it}\nread -r DEPTH WD <x\npython train.py --wd $WD --lr $LR\n",
+            "LR={LR} bash run.sh",
+        ),
+        ("run.sh", ". ./own.sh\nsource $(dirname $0)/own.sh\npython train.py $WD $LR\n", "LR={LR} bash run.sh"),
         ("run.sh", "for I in 1 2; do python train.py --lr $LR; done\n", "LR={LR} bash run.sh"),
     ],
 )
 def test_variables_are_varied_if_there_are_no_options(tmp_path, monkeypatch, name, text, command):
     monkeypatch.chdir(tmp_path)
     Path(name).write_text(text)
+    Path("own.sh").write_text("export WD=0.1\n")
     read = Script(Path(name), (), library="shell", program=("bash",)) if name == "run.sh" else read_script(Path(name))
     script, varied = find_varied(read, ())
     assert list(varied) == ["LR"]
     assert build_command(script, varied) == command
+
+
+def test_a_script_of_hydra_gets_variables_as_such(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text("import hydra, os\n@hydra.main()\ndef main(cfg):\n    print(os.environ['LR'])\n")
+    script, varied = find_varied(read_script(path), ())
+    assert build_command(script, varied) == f"LR={{LR}} python {path}"
+
+
+def test_a_file_of_data_is_no_reason_to_stop(tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    Path("data.json").write_text('{"a": 1}\n{"a": 2}\n')
+    options = (ScriptOption("--temperature", default=2.0), ScriptOption("--data"))
+    caplog.set_level("INFO")
+    assert list(find_varied(Script(Path("x.py"), options), ["--data", "data.json"])[1]) == ["temperature"]
+    assert "data.json, line 2, column 1: not valid JSON" in caplog.text
+    caplog.clear()
+    assert list(find_varied(Script(Path("x.py"), (*options, LR)), ["--data", "data.json"])[1]) == ["lr"]
+    assert not caplog.text
+
+
+def test_a_number_without_an_end_is_not_varied(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("conf.yaml").write_text("clip: .inf\ntemperature: 0.5\n")
+    assert list(find_varied(Script(Path("x.py"), ()), ["conf.yaml"])[1]) == ["temperature"]
 
 
 def test_the_first_numbers_and_choices_are_varied_if_no_name_is_usual(tmp_path, monkeypatch):
@@ -344,7 +386,7 @@ def test_the_first_numbers_and_choices_are_varied_if_no_name_is_usual(tmp_path, 
     ]
     sweep = written(tmp_path, *options)
     assert sweep["sample"]["values"] == {
-        "temperature": {"low": 0.05, "high": 5.0, "log": True},
+        "temperature": {"low": 0.05, "high": 1.0, "log": True},
         "kernel": ["rbf", "linear"],
     }
     assert "# TODO: nothing that a sweep usually varies was found" in (tmp_path / "trainyard.yaml").read_text()
