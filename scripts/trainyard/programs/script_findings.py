@@ -438,7 +438,7 @@ def ignores_command_line(script: Script) -> bool:
         return False
     called = {method(call) for each in source.files for call in each.calls}
     named = {each.name(node).rpartition(".")[2] for each in source.files for node in each.nodes}
-    return _READERS.isdisjoint(source.imports | called | named) and not any(map(_READS, called))
+    return _READERS.isdisjoint(source.imports | called | named)
 
 
 # With these, a script may read its command line although it has no option that can be seen.
@@ -449,8 +449,6 @@ _READERS: Final = frozenset(
         *("optparse", "pydantic_settings", "pyrallis", "pytorch_lightning", "sacred", "simple_parsing", "tap", "yacs"),
     )
 )
-_READS: Final = re.compile(r"args|flags|parse_|cli$", re.IGNORECASE).search  # a function of a module that is installed
-
 
 Look = Callable[[SourceFile, Script], Iterator[ScriptFinding]]
 _LOOKS: Final[tuple[Look, ...]] = (
