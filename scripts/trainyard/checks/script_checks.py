@@ -200,8 +200,10 @@ class _OptionChecks:
             problem = _find_wrong(option, flag, key, value, is_named=is_named)
             is_text = "type=bool" not in problem or isinstance(value, str)
             if problem and (is_text or not self.is_wandb or not leaves_to_wandb(script.source, option.flag)):
-                remedy = _remedy(script, option, key)
-                if isinstance(value, list) and not option.is_flag:
+                remedy = _remedy(script, option, key, value)
+                if isinstance(value, list) and option.repeats:
+                    remedy = "write {args} in place of it, which gives the option once for each value"
+                elif isinstance(value, list) and not option.is_flag:
                     how = "declare it with nargs='+', or " if script.library == "argparse" else ""
                     remedy = f"{how}write `{flag} {{{key}}}` in the command if it reads JSON, or the list as one text"
                 yield self._find(f"{option.where}: {flag} {problem}", remedy)
@@ -243,7 +245,13 @@ def _find_wrong(option: ScriptOption, flag: str, key: str, value: Any, *, is_nam
     if option.is_flag:
         return f"takes no value, but {key} is {value!r}"
     if isinstance(value, list):
-        is_taken = is_named or len(value) == 1 or not option.takes_one_word
+        if is_named or option.repeats:
+            is_taken = is_named != option.repeats
+        else:
+            is_taken = len(value) == 1 or not option.takes_one_word
+        wrong = [each for each in value if not _is_number(option, each)] if option.repeats or not is_named else []
+        if wrong:
+            return f"{wrong[0]}: {option.problem}"
         return "" if is_taken else f"takes one word, but {key} is {value!r}"
     if isinstance(value, bool):
         is_read = option.switch is None or (flag, text) in (option.switch.on, option.switch.off)
@@ -252,7 +260,18 @@ def _find_wrong(option: ScriptOption, flag: str, key: str, value: Any, *, is_nam
     if option.is_boolean and isinstance(value, (int, float)) and value not in (0, 1):
         return f"is true or false, but {key} is {value!r}"
     is_off = "type=bool" in option.problem and text.lower() in _OFF
-    return f"{value}: {option.problem}" if is_off else ""
+    return f"{value}: {option.problem}" if is_off or not _is_number(option, value) else ""
+
+
+def _is_number(option: ScriptOption, value: Any) -> bool:
+    """Whether `type=int` or `type=float` reads a value, for an option with such a type."""
+    for number in (int, float):
+        if f"`type={number.__name__}`" in option.problem:
+            try:
+                number(format_argument(value))
+            except ValueError:
+                return False
+    return True
 
 
 def _describe_uncertain(script: Script, flag: str, key: str) -> str:
@@ -268,8 +287,8 @@ def _flag_of(key: str, *, dashed: bool) -> str:
     return f"--{key.replace('_', '-')}" if dashed else f"--{key}"
 
 
-def _remedy(script: Script, option: ScriptOption, key: str) -> str:
-    """How true and false are written for an option."""
+def _remedy(script: Script, option: ScriptOption, key: str, value: Any) -> str:
+    """How true and false, or a value that is no number, are written for an option."""
     if option.choices:
         return f"write the words that it reads as text, as in `{key}: {list(option.choices)}`"
     if "type=bool" in option.problem:
@@ -278,8 +297,10 @@ def _remedy(script: Script, option: ScriptOption, key: str) -> str:
         pair = f"declare it as `{option.flag}/--no-{option.flag.removeprefix('--')}`"
         how = "use action=argparse.BooleanOptionalAction" if script.library == "argparse" else pair
         return f"add one to the script: {how}"
-    if "number" in option.problem:
+    if "number" in option.problem and isinstance(value, bool):
         return f"write `{key}: [1, 0]`"
+    if "number" in option.problem:
+        return f"write numbers that {option.problem.partition('`')[2].partition('`')[0]} reads"
     if option.is_flag and option.switch:
         return f"write `{key}: [true, false]` and {{args}}"
     if option.is_flag:

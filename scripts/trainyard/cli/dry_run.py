@@ -135,7 +135,9 @@ class _Plan(logging.Filter):
                 continue
             if name.startswith("sweep"):
                 parts.append(self._project.sweep.brief(study))
-                parts += [f"  first: {command}" for command in [commands.get(study)] if command]
+                searches = self._project.sweep.plan(study).state.sweep.search is not None  # it draws when it runs
+                order = "for example" if searches else "first"
+                parts += [f"  {order}: {command}" for command in [commands.get(study)] if command]
             of_job = jobs.get(job.rule_name, self._project.sweep).remarks(SimpleNamespace(**job.wildcards))
             if of_job:
                 remarks.setdefault(of_job.removeprefix("; "), []).append(name)

@@ -63,8 +63,10 @@ def _doubled(option: ScriptOption) -> Values | None:
     return [int(default) // 2, int(default), 2 * int(default)] if default >= 2 and default == int(default) else None
 
 
-def _between(low: float, high: float, _: ScriptOption) -> Values:
-    return {"low": low, "high": high}
+def _between(low: float, high: float, option: ScriptOption) -> Values:
+    """A range that includes the default."""
+    default = _number(option) or low
+    return {"low": min(low, default), "high": max(high, default)}
 
 
 def _chosen(option: ScriptOption) -> Values | None:
@@ -257,7 +259,9 @@ def build_command(script: Script, varied: Varied, *, inputs: Sequence[str] = ())
     if script.settings_file:
         words += script.settings_words
     elif script.settings:
-        words = [f"{key}={{{key}}}" for key in varied] + words
+        assigned = [f"{key}={{{key}}}" for key in varied]
+        assigned += [f"{name}={{trial_dir}}" for name in _output_variables(script)[:1]]
+        words = assigned + words
     elif all(flag == f"--{key}" for key, flag in flags.items()):
         words.append("{args}")
     elif all(flag == f"--{key.replace('_', '-')}" for key, flag in flags.items()):
@@ -271,6 +275,13 @@ def build_command(script: Script, varied: Varied, *, inputs: Sequence[str] = ())
         name = f"/{file.name}" if file.suffix else ""
         words.append(f"{script.output.flag} {{trial_dir}}{name}")
     return " ".join([*words, *(word if _SETTINGS in word else shlex.quote(word) for word in inputs)])
+
+
+def _output_variables(script: Script) -> list[str]:
+    """The variables of a script that name a folder that it writes to."""
+    options = [replace(option, flag=f"--{option.flag.lower()}") for option in script.settings]
+    outputs = [option.is_output and not Path(str(option.default or "")).suffix for option in options]
+    return [option.flag for option, is_output in zip(script.settings, outputs, strict=True) if is_output]
 
 
 def missing_options(script: Script, varied: Varied) -> list[str]:
@@ -335,7 +346,7 @@ def todos(script: Script, varied: Varied, observed: Observed) -> list[str]:
     steps = [f"{flag} is required: give its value in the command." for flag in missing_options(script, varied)]
     if _usual(script) != varied:
         steps += ["nothing that a sweep usually varies was found: these are the first numbers and choices. Adapt them."]
-    if script.library == "shell":
+    if script.library == "shell" and not _output_variables(script):
         steps += [f"all trials run in this folder: have {script.path} write to ${TRIAL_DIR}."]
     if not observed.metrics:
         reason = f" ({observed.problem})" if observed.problem else ""
@@ -357,7 +368,7 @@ def todos(script: Script, varied: Varied, observed: Observed) -> list[str]:
         if _ENDS_EARLY.fullmatch(option.key.lower()):
             steps += [f"if {option.flag} ends it before it is done, say when it is, as in\n  complete: {{epoch: 10}}"]
         if _CASES.fullmatch(option.key.lower()):
-            means = f"to compare configurations by their mean over several {option.flag}, vary it, too, and add"
+            means = f"to compare configurations by their mean over several {option.flag}, vary it, too, with `average`"
             steps += [f"{means}, as in\n  average: [{option.key}]"]
     # Ports and memory matter where trials share a node or a GPU; `first_config` writes a signal.
     others = {"port", "memory", *(["signal"] if _stop_signal(script) else [])}

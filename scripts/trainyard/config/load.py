@@ -243,7 +243,10 @@ def _reason(item: Any) -> str:
     if kind == "pattern":
         return str(item["msg"])
     value = "" if isinstance(item["input"], (dict, list, BaseModel)) else f" (is {item['input']!r})"
-    return f"{item['msg'][0].lower()}{item['msg'][1:]}{value}"
+    message = str(item["msg"])
+    if kind != "invalid":  # a sentence of Pydantic; one of Trainyard may begin with what the user wrote
+        message = f"{message[0].lower()}{message[1:]}"
+    return message + value
 
 
 def _unknown_key(section: "_Place", key: str) -> str:

@@ -70,10 +70,12 @@ def _problem(error: yaml.MarkedYAMLError, text: str) -> str:
     remedy = ""
     if mark and "\t" in line[: mark.column + 1]:
         remedy = "; indent with spaces, not with tabs"
-    elif "(?P<" in line:
+    elif "(?P<" in line and not re.search(r"""['"].*\(\?P<""", line):
         remedy = "; put the pattern in single quotes: '...'"
     elif mark and error.problem in PLAIN_TEXT and re.search(r"(:|^\s*-)\s", line[: mark.column]):
         remedy = "; put the value in '...', with each ' in it as ''"
+    elif (error.context or "").startswith("while parsing a flow"):
+        remedy = "; is its bracket closed?"
     elif error.problem == "did not find expected key":
         remedy = f"; indent {line.strip()!r} as a key above it"
     if "escape character" in problem:

@@ -44,10 +44,11 @@ _HYDRA_CONSTANTS: Final = ("true", "false", "null", "inf", "nan")
 
 @dataclass(frozen=True)
 class Switch:
-    """The words of a command line that turn an option of a program on and off."""
+    """The words of a command line that turn an option of a program on and off, or how it takes a list."""
 
     on: tuple[str, ...]
     off: tuple[str, ...]  # () if the option is off when it is left out
+    repeats: bool = False  # for a list, the option comes before each value
 
 
 SwitchOf = Callable[[str], Switch | None]  # of an option such as --amp; None if its words are not certain
@@ -347,6 +348,9 @@ def _options(key: str, value: Any, switch_of: SwitchOf) -> list[str]:
             return [f"--{key}"]
         return list(switch.on if value else switch.off)
     if isinstance(value, list):
+        how = switch_of(f"--{key}")
+        if how and how.repeats:
+            return [word for each in value for word in _options(key, each, switch_of)]
         return [f"--{key}", *map(format_argument, value)]
     text = format_argument(value)
     return [f"--{key}={text}"] if text.startswith("-") else [f"--{key}", text]  # -1e-05 looks like an option

@@ -85,8 +85,9 @@ VariedKey = Annotated[
     str,
     StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z0-9_]+)*$"),  # a number is the index of a list
     hint(
-        "write names joined by dots, as in model_args.blocks; of a key of Hydra such as `+net.k` or `db/opt`, write "
-        "`net.k` here, and `+net.k={net.k}` in the command"
+        "write names joined by dots, as in model_args.blocks; of an option such as `--batch-size`, write `batch_size` "
+        "here, and {args:dashes} in the command; of a key of Hydra such as `+net.k` or `db/opt`, write `net.k` here, "
+        "and `+net.k={net.k}` in the command"
     ),
 ]
 

@@ -72,6 +72,7 @@ class ScriptOption:
     is_required: bool = False
     is_flag: bool = False  # it takes no value
     takes_one_word: bool = field(default=False, compare=False)  # certainly, and no list of several
+    repeats: bool = field(default=False, compare=False)  # it is given once for each value of a list
     names: tuple[str, ...] = field(default=(), compare=False)  # all, such as -b and --batch-size
     switch: Switch | None = field(default=None, compare=False)  # the words for true and false, if they are certain
     problem: str = field(default="", compare=False)  # why they are not, or not the only ones
@@ -176,7 +177,7 @@ class Script:
     def switch(self, flag: str) -> Switch | None:
         """The words that turn an option on and off; None if they are not certain."""
         if option := self.find(flag):
-            return option.switch
+            return Switch((), (), repeats=True) if option.repeats else option.switch
         return _switch_of_library(self.library, flag)
 
 
@@ -324,6 +325,7 @@ class _Options:
                 is_required=is_required,
                 is_flag=is_flag,
                 takes_one_word=action in ("store", "append") and "nargs" not in keywords and has_all,
+                repeats=action == "append" and "nargs" not in keywords,
                 names=tuple(names),
                 switch=switch,
                 problem=problem,
@@ -388,6 +390,7 @@ class _Options:
             is_required=is_required,
             is_flag=is_flag,
             takes_one_word=not is_flag and "nargs" not in keywords and not isinstance(kind, ast.Tuple),
+            repeats=literal(keywords.get("multiple")) is True and "nargs" not in keywords,
             names=tuple(flags),
             switch=switch,
             problem=problem,
@@ -409,6 +412,7 @@ class _Options:
             is_required=literal(arguments(call).get("required")) is True,
             is_flag=is_bool,
             takes_one_word=not is_bool,
+            repeats=method(call).startswith("DEFINE_multi_"),
             names=(flag, *([f"--no{flag[2:]}"] if is_bool else [])),
             switch=_switch_of_library("absl", flag) if is_bool else None,
             problem="" if is_bool else "its value is no boolean",
@@ -518,6 +522,7 @@ class _Options:
             is_required=default is None,
             is_flag=is_bool and not is_argument,
             takes_one_word=not (is_bool or is_argument or (kind is not None and "tuple" in ast.unparse(kind).lower())),
+            repeats=isinstance(kind, ast.Subscript) and method_name(kind.value) in ("list", "List"),
             names=() if is_argument else tuple(flags),
             switch=switch,
             problem=problem,

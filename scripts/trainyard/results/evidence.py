@@ -48,8 +48,7 @@ def weigh(runs: Sequence[Mapping[str, float]], *, is_better_higher: bool) -> Evi
     means = np.array([sign * np.mean(list(each.values())) for each in runs])
     rng = np.random.default_rng(0)  # the same trials have the same answer
     variances, freedom, shared = _noise(runs)
-    draws, weights = _draw_means(means, variances, freedom, rng)
-    expected = draws.mean(axis=0)
+    draws, weights, expected = _draw_means(means, variances, freedom, rng)
     leader, following = (int(each) for each in np.argsort(-expected, kind="stable")[:2])
     chances = np.bincount(draws.argmax(axis=1), weights, minlength=len(runs)) / weights.sum()
     order = np.argsort(-chances, kind="stable")
@@ -98,8 +97,10 @@ def _noise(runs: Sequence[Mapping[str, float]]) -> tuple["Array", int, "Array"]:
 
 def _draw_means(
     means: "Array", variances: "Array", freedom: int, rng: "np.random.Generator"
-) -> tuple["Array", "Array"]:
+) -> tuple["Array", "Array", "Array"]:
     """Draws of the true means, of shape (draws, configurations), given their estimates, where higher is better.
+
+    With their weights, and the mean of each configuration's draws but for their noise: equal ones have the same.
 
     The prior of the standard deviation of the true means is flat, so that intervals of differences are not too narrow.
     With it, a few means that are almost equal seem to differ, and the set of the best is too small. For the set, the
@@ -109,13 +110,13 @@ def _draw_means(
 
     typical = float(np.median(variances))
     if typical**0.5 <= ROUNDING * np.abs(means).max():  # all seeds gave the same values
-        return np.tile(means, (DRAWS, 1)), np.ones(DRAWS)
+        return np.tile(means, (DRAWS, 1)), np.ones(DRAWS), means
     scale = (freedom / rng.chisquare(freedom, DRAWS))[:, None]  # of the true variance over its estimate
     spread = max(1.4826 * float(np.median(np.abs(means - np.median(means)))), typical**0.5)
     alike = means > np.median(means) - OUTLIER * spread
     draws = means + np.sqrt(variances * scale) * rng.standard_normal((DRAWS, len(means)))
     if alike.sum() < 2:
-        return draws, np.ones(DRAWS)
+        return draws, np.ones(DRAWS), means
     # The posterior of the standard deviation of the true means on a grid, then of the true means.
     near = means[alike]
     errors = variances[alike]
@@ -133,4 +134,6 @@ def _draw_means(
     kept = tau / (tau + noise)
     shrunken = center[:, None] + kept * (near - center[:, None])
     draws[:, alike] = shrunken + np.sqrt(kept * noise) * rng.standard_normal(noise.shape)
-    return draws, 1 / (1 + tau[:, 0] / typical)
+    expected = means.copy()
+    expected[alike] = shrunken.mean(axis=0)
+    return draws, 1 / (1 + tau[:, 0] / typical), expected

@@ -438,7 +438,8 @@ def _describe_first(ranking: Ranking) -> list[str]:
         return [*lines, f"equal to it: {_names(ranking.leaders[1:], ranking)}"]
     if others:
         doubt = "" if ranking.evidence or ranking.metric == DURATION else "; with one run each, chance may have decided"
-        lines.append(f"runner-up: {_describe(others[0], ranking)}{doubt}")
+        place = "equal to it" if others[0].mean == first.mean else "runner-up"
+        lines.append(f"{place}: {_describe(others[0], ranking)}{doubt}")
     return lines
 
 
@@ -470,7 +471,8 @@ def _describe_evidence(evidence: Evidence, ranking: Ranking) -> str:
     low, high = evidence.value
     least, most = evidence.lead_range
     lead = f"the first leads the next by {evidence.lead:.2g} ({least:.2g} to {most:.2g})"
-    numbers = f"{lead}; its mean over all {ranking.over} is {low:.4g} to {high:.4g}"
+    over = ranking.over if ranking.average else f"all {ranking.over}"
+    numbers = f"{lead}; its mean over {over} is {low:.4g} to {high:.4g}"
     count = len(ranking.leaders)
     total = len(evidence.expected)
     if count == 1:

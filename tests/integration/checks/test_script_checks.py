@@ -4,6 +4,8 @@ import ast
 import csv
 import logging
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,9 @@ from trainyard.checks.program_checks import CheckedStudy
 from trainyard.checks.script_checks import check_script_source
 from trainyard.config import trials
 from trainyard.config.load import check_config
+from trainyard.config.placeholders import build_argv
 from trainyard.programs import script_source
+from trainyard.programs.script_options import find_switches
 from trainyard.utils.errors import UserError
 
 PARSER = "import argparse, os\np = argparse.ArgumentParser()\np.add_argument('--lr', type=float, default=0.1)\n"
@@ -238,10 +242,27 @@ LISTS = {"grid": {"x": [[1, 2], [1]]}}
     ("declared", "sweep", "mistake"),
     [
         ("type=float", LISTS, ONE_WORD),
-        ("action='append'", LISTS, ONE_WORD),
+        ("action='append'", LISTS, None),
+        (
+            "action='append'",
+            {**LISTS, "command": "python train.py --x {x}"},
+            "train.py, line 4: --x takes one word, but x is [1, 2]: write {args} in place of it, which",
+        ),
         ("type=float", {"args": {"x": [1, 2]}}, ONE_WORD),
         ("type=float", {"grid": {"x": [[1]]}}, None),
         ("nargs='+'", LISTS, None),
+        ("type=int, nargs='+'", LISTS, None),
+        (
+            "type=int, nargs='+'",
+            {"grid": {"x": [[1, 8.5]]}},
+            "train.py, line 4: --x 8.5: its value is a number (`type=int`",
+        ),
+        (
+            "type=float",
+            {"grid": {"x": ["0.1", "big"]}},
+            "train.py, line 4: --x big: its value is a number (`type=float`): write numbers that type=float reads",
+        ),
+        ("type=float", {"grid": {"x": ["0.1", "1e-3", "inf"]}}, None),
         ("nargs=2", LISTS, None),
         ("action=Own", LISTS, None),
         ("**more", LISTS, None),
@@ -257,14 +278,37 @@ def test_a_list_for_an_option_of_one_word_is_a_mistake(look, declared, sweep, mi
     "text",
     [
         "import fire\ndef main(lr=0.1, x=None): ...\nfire.Fire(main)",
-        "import click\n@click.command()\n@click.option('--x', multiple=True)\ndef main(x): ...\nmain()",
-        "import typer\ndef main(x: list[int] = []): ...\ntyper.run(main)",
+        "import click\n@click.command()\n@click.option('--x')\ndef main(x): ...\nmain()",
         "from absl import app, flags\nflags.DEFINE_list('x', [], '')\napp.run(print)",
     ],
 )
 def test_a_list_is_a_mistake_where_a_library_takes_its_second_word_for_something_else(look, text):
     (mistake,) = look(text, **LISTS)[0]
     assert "--x takes one word, but x is [1, 2]" in mistake
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{PARSER}p.add_argument('--x', action='append', type=int)\nprint(p.parse_args().x)",
+        "import click\n@click.command()\n@click.option('--x', type=int, multiple=True)\n"
+        "def main(x): print(list(x))\nmain()",
+        "from absl import app, flags\nflags.DEFINE_multi_integer('x', [], '')\napp.run(lambda _: print(flags.FLAGS.x))",
+    ],
+    ids=["argparse", "click", "absl"],
+)
+def test_an_option_is_repeated_for_a_list_where_the_script_takes_it_so(look, text):
+    assert look(text, **LISTS)[0] == []
+    command = [sys.executable, "train.py", "{args}"]
+    argv = build_argv(command, {"x": [1, -2]}, switch_of=find_switches(command, Path()))
+    assert subprocess.run(argv, capture_output=True, text=True, check=True).stdout == "[1, -2]\n"
+
+
+def test_an_option_of_typer_is_repeated_for_a_list(look):
+    """Which is not installed here."""
+    assert look("import typer\ndef main(x: list[int] = []): ...\ntyper.run(main)", **LISTS)[0] == []
+    assert build_argv(["{args}"], {"x": [1, 2]}, switch_of=find_switches("python train.py {args}", Path())) == [
+        "--x", "1", "--x", "2"]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -337,6 +337,7 @@ def test_settings_in_a_file_that_the_command_names_are_varied_there(tmp_path, mo
             "LR={LR} bash run.sh",
         ),
         ("run.sh", ". ./own.sh\nsource $(dirname $0)/own.sh\npython train.py $WD $LR\n", "LR={LR} bash run.sh"),
+        ("run.sh", "python train.py --lr ${LR:-0.1} --out ${OUT:-./out}\n", "LR={LR} OUT={trial_dir} bash run.sh"),
         ("run.sh", "for I in 1 2; do python train.py --lr $LR; done\n", "LR={LR} bash run.sh"),
     ],
 )

@@ -256,6 +256,11 @@ MISTAKES = {
         ({"command": "./x", "metrics": {"pattern": "acc ([0-9"}}, "is not a regular expression"),
         ({"command": "./x", "metrics": {"pattern": "(?P<a>{number}))"}}, "parenthesis at position 15"),
         ({"command": "./x", "metrics": {"pattern": "acc .*"}}, "names no metric: write a group as"),
+        ({"command": "./x", "metrics": {"pattern": "Acc .*"}}, ".metrics: Acc .* names no metric"),
+        (
+            {"command": "./x {args:dashes}", "grid": {"batch-size": [1]}},
+            "write `batch_size` here, and {args:dashes} in",
+        ),
         ({"command": "./x", "metrics": {"pattern": "epoch ^acc (?P<acc>{number})"}}, "^ is the start of a line, and"),
         ({"command": "./x", "metrics": {"file": "m.xls"}}, "'m.xls' is not valid; a metrics file"),
         (
@@ -720,6 +725,7 @@ def test_numbers_that_are_not_finite_change_the_identity():
         ("a:\n\tb: 2", r"line 2, column 1: not valid YAML: .*; indent with spaces, not with tabs"),
         ('a: "\\d"', "not valid YAML: .*; put text with backslashes, such as a pattern, in single quotes"),
         ("a: {b: 1\nc: 2", r"line 2, column 2: not valid YAML: .*begun in line 1\): did not find expected ',' or '}'"),
+        ("a: [8, 16\nb: '(?P<b>x)'", r"line 2, column 2: .* or '\]'; is its bracket closed\?$"),
         ("metrics: {pattern: acc=(?P<acc>{number})}", r"; put the pattern in single quotes: '\.\.\.'"),
         ("pattern: {number} val loss", r"19: .*expected key; put the value in '\.\.\.', with each ' in it as ''$"),
         ("a:\n  - {x} y", r"line 2, column 9: .*; put the value in '\.\.\.'"),

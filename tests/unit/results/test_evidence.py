@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from trainyard.results.evidence import SURE, weigh
 
-SWEEPS = 150
+SWEEPS = 250
 
 
 def simulated(configurations, seeds, *, spread=1.0, are_shared=True, sweeps=SWEEPS):
@@ -51,6 +51,16 @@ def test_no_difference_is_claimed_where_there_is_none():
     found = [weigh(runs, is_better_higher=True) for _, runs in simulated(20, 3, spread=0.0)]
     assert np.mean([len(each.best) for each in found]) > 10
     assert np.mean([each.lead_range[0] > 0 for each in found]) < 0.05
+
+
+def test_equal_configurations_keep_their_order_and_none_of_them_leads():
+    """Also beside others: the noise of the draws is no difference."""
+    cases = {"0": 0.999161, "1": 0.984948, "2": 0.997032, "3": 0.998304}
+    worse = {case: value - 0.001 * number for number, (case, value) in enumerate(cases.items())}
+    found = weigh([worse, cases, cases, worse], is_better_higher=True)
+    assert found.leader == 1
+    assert found.lead == 0.0
+    assert list(np.argsort(-np.array(found.expected), kind="stable")) == [1, 2, 0, 3]
 
 
 def test_common_seeds_are_compared_with_each_other():
