@@ -32,7 +32,7 @@ BUDGETS = {
     "docs/training.md": 1520,
     "docs/trees.md": 280,
     "docs/troubleshooting.md": 1860,
-    "docs/your-script.md": 2810,
+    "docs/your-script.md": 2830,
 }
 APART = {"docs/options.md", "benchmarks/README.md"}  # generated; a record of measurements
 ALL = 24_000
