@@ -136,7 +136,7 @@ def test_the_number_of_jobs_is_chosen_from_what_is_known_and_is_no_reason_to_run
     config["sweeps"]["s"]["grid"]["n"] = list(range(9))
     output = snakemake(cluster, shared_dir, config, "--", "sweeps")
     assert "requests 1 slot of 1 GPU and 1 CPU (cheapest, of at most 16)" in output
-    assert output.count("counts as done: the sweep needs nothing more of it") >= 8
+    assert output.count("is done: no trial is left for it") >= 8
     assert len(check_results(shared_dir, trials=9)) == 9, "none ran twice"
     assert "Nothing to be done" in snakemake(cluster, shared_dir, config, "-n", "--", "sweeps")
     nothing_is_left(cluster)
@@ -151,7 +151,7 @@ def test_jobs_that_still_wait_when_all_is_done_are_cancelled(cluster, shared_dir
     wait_until(lambda: cluster.gpus_allocated() == 7, what="seven GPUs to be taken")
     output = snakemake(cluster, shared_dir, config, "--", "sweeps")
     assert len(check_results(shared_dir, trials=8)["job"].unique()) == 1
-    assert output.count("counts as done: the sweep needs nothing more of it") >= 3
+    assert output.count("is done: no trial is left for it") >= 3
     cluster.run(["scancel", *map(str, [blocker, *others])])
     nothing_is_left(cluster)
 

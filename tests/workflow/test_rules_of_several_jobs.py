@@ -109,7 +109,7 @@ def test_a_sweep_without_a_trial_to_run_submits_no_job(project):
     project.environment["PATH"] = f"{project.folder}/bin:{project.environment['PATH']}"
     record(project, "finished", 0, 1, 2, 3, seconds=1.0, metrics={"loss": 1.0})
     output = project.snakemake(*ON_SLURM[1:], "--", "results/sweeps/several/trials.csv")
-    assert output.count("counts as done: the sweep needs nothing more of it") == 3
+    assert output.count("is done: no trial is left for it") == 3
     assert (project.results / "sweeps/several/trials.csv").exists()
     assert not (project.folder / "submitted").exists()
     assert "Nothing to be done" in project.snakemake(*ON_SLURM, "--", "results/sweeps/several/trials.csv")

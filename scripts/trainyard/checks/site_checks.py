@@ -127,7 +127,7 @@ def check_request(request: SbatchRequest, partitions: Sequence[Partition]) -> Fi
         remedy = f"wait, or use another partition: {available}"
         return Finding(request.job, "fails", f"partition {kinds[0].name} is not up", remedy)
     if request.options.time and request.options.time > max(each.limit_minutes for each in kinds):
-        remedy = "lower `runtime` in the profile: trials that finish within it stay finished"
+        remedy = "lower `walltime`, or `runtime` in the profile: trials that finish within it stay finished"
         message = f"{request}: above the limit of {kinds[0].name}, {kinds[0].limit}"
         return Finding(request.job, "fails", message, remedy)
     if refusal := not request.accepted and TEMPORARY.search(request.response):

@@ -8,7 +8,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -53,6 +53,7 @@ _RUN_NUMBER: Final = re.compile(
     r"|(?<!\d)\d\d[-:]\d\d[-:]\d\d(?!\d)|\d{9,}"
 )
 _ULTRALYTICS: Final = re.compile(r"^(runs/\w+/[a-z]+)\d*(?=/results\.csv$)")  # train, then train2
+_CHECKPOINT: Final = re.compile("ckpt|checkpoint", re.IGNORECASE)
 _STEP: Final = re.compile("step|iter|epoch", re.IGNORECASE)  # in the name of a column
 MOST_ROWS: Final = 50  # of a file of metrics without epochs; more are predictions, say
 log = logging.getLogger("init")
@@ -174,9 +175,13 @@ def _find_metrics(
 def _in_files(folder: Path, settings: Collection[str], rejected: NoMetric) -> Observed | None:
     """The file in a folder whose metric tells most."""
     best = None
-    for path in sorted(folder.rglob("*")):
+    paths = sorted(folder.rglob("*"))
+    series = Counter(re.sub(r"\d+", "*", str(path)) for path in paths)
+    for path in paths:
         name = path.relative_to(folder)
         if path.suffix not in FILES or not path.is_file() or not TRACKERS.isdisjoint(name.parts):
+            continue
+        if series[re.sub(r"\d+", "*", str(path))] > 1 or _CHECKPOINT.search(name.stem):  # with one row each
             continue
         found = _read(Metrics(file=file_pattern(str(name), settings)), folder, rejected)
         if found and (best is None or tells_more(found.metric, best.metric)):

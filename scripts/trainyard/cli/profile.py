@@ -135,7 +135,8 @@ class Profile:
             return ""
         walltime = format_duration(60 * minutes)
         most = format_duration(60 * longest)
-        return f"; above the limit: {walltime} of walltime, but a job may take {most} at most: lower it"
+        remedy = "lower `walltime`, or `runtime` in the profile"
+        return f"; above the limit: {walltime} of walltime, but a job may take {most} at most: {remedy}"
 
     def limits(self, rule: str) -> JobLimits:
         """The limits of the accounting on the jobs of a rule; none in a job, which submits no other."""

@@ -19,6 +19,7 @@ from trainyard.utils.import_path import SCRIPTS
 REPLACED: Final = re.compile(
     "Error in (rule|group)|CalledProcessError|job execution failed|At least one job did not|SLURM account|MinJobAge"
 )
+WAITS: Final = "asked to end: waiting for the jobs that run, and submitting no others; Ctrl-C (SIGINT) cancels them"
 ERASED: Final = "\r\x1b[2K"
 REDRAW_SECONDS: Final = 5.0  # between two pictures of the progress on a terminal, and two lines if jobs have changed
 LINE_SECONDS: Final = 60.0  # between two other lines where there is no terminal
@@ -45,6 +46,9 @@ class Screen:
         logger.addFilter(hide)
 
     def _shows(self, record: logging.LogRecord) -> bool:
+        if record.getMessage().startswith("Will exit after"):
+            record.msg = WAITS
+            record.levelno = logging.WARNING
         is_new = record.levelno >= logging.WARNING and not REPLACED.search(record.getMessage())
         is_shown = is_new or record.pathname.startswith(str(SCRIPTS))
         if is_shown:

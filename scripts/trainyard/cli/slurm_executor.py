@@ -372,7 +372,7 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
 
     def _report_idle(self, info: Any) -> None:
         """Report a job that has ended or was not submitted as done, because the others run all trials."""
-        self.logger.info(f"{_describe(info)} counts as done: the sweep needs nothing more of it.")
+        self.logger.info(f"{_describe(info)} is done: no trial is left for it.")
         self.report_job_success(info)
 
     @property

@@ -263,6 +263,14 @@ def test_a_script_that_takes_a_file_of_settings_runs_with_it(project, init):
     assert list(sweep["search"]["values"]) == ["lr"]
 
 
+@pytest.mark.parametrize(("file", "epochs"), [("epoch_{n}.json", 3), ("ckpt.json", 1)])
+def test_checkpoints_of_its_epochs_are_no_file_of_metrics(init, file, epochs):
+    saves = f"open(f'{file}', 'w').write(json.dumps({{'epoch': n, 'score': n}}))"
+    loop = f"for n in range(1, {epochs + 1}):\n    print('Epoch', n, 'score =', n / 2)\n    {saves}\n"
+    _, sweep = init(f"import json\n{OPTIONS}\nargs = parser.parse_args()\n{loop}")
+    assert list(sweep["metrics"]) == ["pattern", "sample"]
+
+
 def test_a_script_that_reads_variables_runs_with_their_defaults(init):
     _, sweep = init("import os\nlr = float(os.environ.get('LR', '0.25'))\nprint('val loss', lr)\n")
     assert sweep["command"] == "LR={LR} python train.py"

@@ -94,3 +94,11 @@ def test_on_a_terminal_the_line_is_redrawn_and_makes_room_for_others(clock, monk
     screen.erase_progress()
     assert terminal.getvalue() == f"{ERASED}a line of forty characters or\r{ERASED}sweep s; 1 job running\r{ERASED}"
     assert printed.getvalue() == "an error\n"
+
+
+def test_a_run_that_is_asked_to_end_says_that_it_waits_for_its_jobs():
+    """SIGTERM, as by `timeout`: Snakemake submits no other job, and says so in its log file alone."""
+    text = "Will exit after finishing currently running jobs (scheduler)."
+    record = logging.LogRecord("snakemake", logging.INFO, "/snakemake/job_scheduler.py", 1, text, None, None)
+    assert Screen()._shows(record)
+    assert record.getMessage().startswith("asked to end: waiting for the jobs that run")

@@ -302,7 +302,8 @@ SCRIPT = {"script": "train.py", "scales": ["1x1", "1x4"]}
     ({}, 40, "; at least 2 jobs one after another, with a walltime of 40 min 0 s"),
     (SCRIPT, 40, "; longer than the walltime of 40 min 0 s, and it cannot resume: set `walltime`"),
     (SCRIPT | {"checkpoint": "*.pt"}, 40, "; at least 2 jobs one after another, with a walltime of 40 min 0 s"),
-    ({}, 180, "; above the limit: 3 h 0 min of walltime, but a job may take 2 h 0 min at most: lower it"),
+    ({}, 180, "; above the limit: 3 h 0 min of walltime, but a job may take 2 h 0 min at most: lower `walltime`, or "
+     "`runtime` in the profile"),
 ])  # fmt: skip
 def test_a_scale_that_its_walltime_does_not_suit_says_so(tmp_path, monkeypatch, study, runtime, words):
     monkeypatch.setattr(profile, "list_partitions", lambda: [parse_partition("gpu*|up|2:00:00|1|16|1000|gpu:4|(null)")])
@@ -324,7 +325,7 @@ def test_a_job_without_gpus_says_that_its_walltime_is_above_the_limit(tmp_path, 
         settings = {"stage": {"runtime": Resource(minutes)}}
         yard = Workflow(CONFIG, results=tmp_path, default_resources=defaults, set_resources=settings)
         assert summary(yard).startswith("dataset a: staging" + excess)
-        assert summary(yard).endswith(": lower it") == bool(excess)
+        assert summary(yard).endswith(" in the profile") == bool(excess)
     here = Workflow(CONFIG, results=tmp_path)
     assert summary(here) == "dataset a: staging"
 
