@@ -136,7 +136,7 @@ class _Plan(logging.Filter):
             if name.startswith("sweep"):
                 parts.append(self._project.sweep.brief(study))
                 searches = self._project.sweep.plan(study).state.sweep.search is not None  # it draws when it runs
-                order = "for example" if searches else "first"
+                order = "first, for example" if searches else "first"
                 parts += [f"  {order}: {command}" for command in [commands.get(study)] if command]
             of_job = jobs.get(job.rule_name, self._project.sweep).remarks(SimpleNamespace(**job.wildcards))
             if of_job:
