@@ -38,7 +38,7 @@ def test_the_summary_of_a_sweep_says_what_was_best_and_what_to_do_next(tmp_path)
 
 def test_the_report_says_that_a_script_sent_all_trials_to_one_gpu(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").write_text("import os\nos.environ['CUDA_VISIBLE_DEVICES'] = '0'\n")
+    (tmp_path / "train.py").write_text("import os, sys\nos.environ['CUDA_VISIBLE_DEVICES'] = '0'\nlr = sys.argv[1]\n")
     own = {"command": "python train.py {lr}", "grid": {"lr": [0.1, 0.2]}, "slots": {"gpus_per_node": 2}}
     (summary,) = summarize_studies(check_config({"sweeps": {"own": own}}), tmp_path / "results")
     assert summary.more[-1].startswith("warning: train.py, line 2: CUDA_VISIBLE_DEVICES is overwritten with '0'")
