@@ -98,10 +98,13 @@ def _read_sweep(path: Path, arguments: argparse.Namespace) -> ImportedSweep | No
     is_python = path.suffix == ".py" or re.match("#!.*python", text) is not None
     if arguments.array or re.search("^#SBATCH" if is_python else "#SBATCH|SLURM_ARRAY", text, re.MULTILINE):
         return import_array_script(path, arguments.array)
-    if is_python:
+    if is_python or _is_shell_script(path):
         return None
-    if _is_shell_script(path):
-        return None
+    if text.startswith("#!"):
+        raise UserError(
+            f"{path} is a script whose settings are not known here: write its command by hand, as in "
+            f"`command: ./{path.name} {{lr}}`; see {SCRIPTS.parent / 'docs/your-script.md'}"
+        )
     return import_commands(path)
 
 
@@ -112,7 +115,8 @@ def _is_shell_script(path: Path) -> bool:
 
 def _read_script(path: Path, arguments: argparse.Namespace) -> tuple[str, list[str]]:
     """The config for a training script, and what is left to do in it."""
-    before, typed = (), ()
+    before: list[str] = []
+    typed: list[str] = []
     for number, word in enumerate(arguments.command):
         if Path(word) == path:
             before = arguments.command[:number]

@@ -32,6 +32,7 @@ from trainyard.utils.errors import UserError
 from trainyard.utils.text import list_some, suggest
 
 _FLAG: Final = re.compile(r"--[A-Za-z][\w.-]*")
+_ONE_WORD: Final = "takes one word"
 _OFF: Final = ("false", "no", "off", "0", "none")  # text that `type=bool` takes for true
 
 
@@ -201,9 +202,9 @@ class _OptionChecks:
             is_text = "type=bool" not in problem or isinstance(value, str)
             if problem and (is_text or not self.is_wandb or not leaves_to_wandb(script.source, option.flag)):
                 remedy = _remedy(script, option, key, value)
-                if isinstance(value, list) and option.repeats:
+                if problem.startswith(_ONE_WORD) and option.repeats:
                     remedy = "write {args} in place of it, which gives the option once for each value"
-                elif isinstance(value, list) and not option.is_flag:
+                elif problem.startswith(_ONE_WORD):
                     how = "declare it with nargs='+', or " if script.library == "argparse" else ""
                     remedy = f"{how}write `{flag} {{{key}}}` in the command if it reads JSON, or the list as one text"
                 yield self._find(f"{option.where}: {flag} {problem}", remedy)
@@ -252,7 +253,7 @@ def _find_wrong(option: ScriptOption, flag: str, key: str, value: Any, *, is_nam
         wrong = [each for each in value if not _is_number(option, each)] if option.repeats or not is_named else []
         if wrong:
             return f"{wrong[0]}: {option.problem}"
-        return "" if is_taken else f"takes one word, but {key} is {value!r}"
+        return "" if is_taken else f"{_ONE_WORD}, but {key} is {value!r}"
     if isinstance(value, bool):
         is_read = option.switch is None or (flag, text) in (option.switch.on, option.switch.off)
         is_wrong = not value and option.problem.startswith(("`type=bool`", "its value is"))

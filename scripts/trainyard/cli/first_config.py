@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -109,13 +109,14 @@ def find_varied(script: Script, typed: Sequence[str]) -> tuple[Script, Varied]:
     That is the first of its options, a file of settings that its command line (`typed`) or a default names, and its
     variables where one has a usual name; otherwise the first with a number or choices.
     """
-    if varied := _usual(script):
-        return script, varied
-    readers = [script, *_readers_of_file(script, typed), *_readers_of_variables(script)]
-    for find in (_usual, _others):
-        for reader in readers:
-            if varied := find(reader):
-                return reader, varied
+    readers = list[Script]()
+    for reader in chain([script], _readers_of_file(script, typed), _readers_of_variables(script)):
+        if varied := _usual(reader):
+            return reader, varied
+        readers.append(reader)
+    for reader in readers:
+        if varied := _others(reader):
+            return reader, varied
     return script, {}
 
 
@@ -185,8 +186,6 @@ def _readers_of_file(script: Script, typed: Sequence[str]) -> Iterator[Script]:
 
 
 _SETTINGS: Final = f"{{{SETTINGS}}}"
-
-
 _KEY: Final = re.compile(r"[A-Za-z_]\w*(\.\w+)*", re.ASCII)  # that a config can vary
 
 
@@ -260,7 +259,8 @@ def build_command(script: Script, varied: Varied, *, inputs: Sequence[str] = ())
         words += script.settings_words
     elif script.settings:
         assigned = [f"{key}={{{key}}}" for key in varied]
-        assigned += [f"{name}={{trial_dir}}" for name in _output_variables(script)[:1]]
+        if variable := _output_variable(script):
+            assigned.append(f"{variable}={{trial_dir}}")
         words = assigned + words
     elif all(flag == f"--{key}" for key, flag in flags.items()):
         words.append("{args}")
@@ -277,11 +277,13 @@ def build_command(script: Script, varied: Varied, *, inputs: Sequence[str] = ())
     return " ".join([*words, *(word if _SETTINGS in word else shlex.quote(word) for word in inputs)])
 
 
-def _output_variables(script: Script) -> list[str]:
-    """The variables of a script that name a folder that it writes to."""
-    options = [replace(option, flag=f"--{option.flag.lower()}") for option in script.settings]
-    outputs = [option.is_output and not Path(str(option.default or "")).suffix for option in options]
-    return [option.flag for option, is_output in zip(script.settings, outputs, strict=True) if is_output]
+def _output_variable(script: Script) -> str:
+    """The first variable of a script that names a folder that it writes to; "" without one."""
+    for option in script.settings:
+        names_output = replace(option, flag=f"--{option.flag.lower()}").is_output
+        if names_output and not Path(str(option.default or "")).suffix:
+            return option.flag
+    return ""
 
 
 def missing_options(script: Script, varied: Varied) -> list[str]:
@@ -346,7 +348,7 @@ def todos(script: Script, varied: Varied, observed: Observed) -> list[str]:
     steps = [f"{flag} is required: give its value in the command." for flag in missing_options(script, varied)]
     if _usual(script) != varied:
         steps += ["nothing that a sweep usually varies was found: these are the first numbers and choices. Adapt them."]
-    if script.library == "shell" and not _output_variables(script):
+    if script.library == "shell" and not _output_variable(script):
         steps += [f"all trials run in this folder: have {script.path} write to ${TRIAL_DIR}."]
     if not observed.metrics:
         reason = f" ({observed.problem})" if observed.problem else ""

@@ -217,9 +217,9 @@ def _read_version(path: Path, roots: tuple[Path, ...], version: tuple[int, int])
 
 
 def find_switches(command: Command, start: Path) -> SwitchOf:
-    """How the script that gets `{args}` of a command takes true and false; `start` is the folder of the command.
+    """How the script that gets `{args}` of a command takes true, false and lists; `start` is the folder of the command.
 
-    The script is read when a boolean asks for it.
+    The script is read when such a value asks for it.
     """
 
     def switch_of(flag: str) -> Switch | None:

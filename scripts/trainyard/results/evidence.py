@@ -100,7 +100,7 @@ def _draw_means(
 ) -> tuple["Array", "Array", "Array"]:
     """Draws of the true means, of shape (draws, configurations), given their estimates, where higher is better.
 
-    With their weights, and the mean of each configuration's draws but for their noise: equal ones have the same.
+    Also returned are the weights of the draws, and the expected true means: equal estimates have equal ones.
 
     The prior of the standard deviation of the true means is flat, so that intervals of differences are not too narrow.
     With it, a few means that are almost equal seem to differ, and the set of the best is too small. For the set, the

@@ -255,7 +255,7 @@ LISTS = {"grid": {"x": [[1, 2], [1]]}}
         (
             "type=int, nargs='+'",
             {"grid": {"x": [[1, 8.5]]}},
-            "train.py, line 4: --x 8.5: its value is a number (`type=int`",
+            "train.py, line 4: --x 8.5: its value is a number (`type=int`): write numbers that type=int reads",
         ),
         (
             "type=float",

@@ -323,13 +323,14 @@ def test_without_metrics_the_config_says_what_to_fill_in(project, init, script, 
             "if --config takes a file of settings, name it, as in `trainyard init python train.py --config conf.yaml`",
         ),
         ({"run.sh": "python train.py --lr $1"}, "run.sh reads no variable that a sweep could vary: give its settings"),
+        ({"run.pl": "#!/usr/bin/perl\nprint 1;\n"}, "as in `command: ./run.pl {lr}`"),
         ({"train.ipynb": '{"cells": []}'}, "train.ipynb is no script: name a .py file"),
     ],
 )
 def test_what_cannot_be_done_is_said(project, files, message):
     for name, text in files.items():
         (project.folder / name).write_text(text)
-    named = [name for name in files if name.endswith((".sh", ".ipynb"))]
+    named = [name for name in files if name.endswith((".sh", ".pl", ".ipynb"))]
     done = project.run(sys.executable, str(ROOT / "scripts/init.py"), *named, check=False)
     assert (done.returncode, message in done.stdout) == (1, True), done.stdout
     assert {path.name: path.read_text() for path in project.folder.iterdir()} == files
