@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from trainyard.cli import command_line
-from trainyard.cli.array_script import import_array_script
+from trainyard.cli.array_script import import_array_script, interpreter_of
 from trainyard.cli.first_config import (
     MOST_KEYS,
     Observed,
@@ -122,7 +122,11 @@ def _read_script(path: Path, arguments: argparse.Namespace) -> tuple[str, list[s
             before = arguments.command[:number]
             typed = arguments.command[number + 1 :]
     in_shell = _is_shell_script(path)
-    read = Script(path, (), library="shell", program=("bash",)) if in_shell else read_script(path)
+    if in_shell:
+        interpreter = interpreter_of(path.read_text(errors="replace"))
+        read = Script(path, (), library="shell", program=tuple(interpreter))
+    else:
+        read = read_script(path)
     script, varied = find_varied(read, typed)
     if not varied:
         raise UserError(_nothing_to_vary(script))

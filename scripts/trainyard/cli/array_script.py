@@ -71,7 +71,7 @@ def import_array_script(path: Path, array: str | None = None) -> ImportedSweep:
         "SLURM_ARRAY_TASK_STEP": step[1] if step else "1",
     }
     settings = " ".join(f"{name}={value}" for name, value in values.items())
-    interpreter = shlex.join(_interpreter(body))
+    interpreter = shlex.join(interpreter_of(body))
     command = f"{settings} {interpreter} {shlex.quote(str(path))}"
     if options.chdir:
         command = f"cd {shlex.quote(options.chdir)} && {settings} {interpreter} {shlex.quote(str(path.absolute()))}"
@@ -126,7 +126,7 @@ def _common_lines(body: str) -> list[str]:
     return lines
 
 
-def _interpreter(body: str) -> list[str]:
+def interpreter_of(body: str) -> list[str]:
     """The program of the first line of a script and its options, or bash; in bash, a pipe fails with its programs."""
     first = body.partition("\n")[0]
     words = first.removeprefix("#!").split() if first.startswith("#!") else []

@@ -285,9 +285,22 @@ def test_a_script_that_a_wrapper_starts_is_read_itself(project, init):
 
 def test_a_script_for_a_shell_is_not_tried_and_keeps_its_folder(init):
     output, sweep = init("python train.py --lr ${LR:-0.1}\ntouch ran\n", "run.sh", name="run.sh")
-    assert (sweep["command"], sweep["workdir"]) == ("LR={LR} bash run.sh", "keep")
+    assert (sweep["command"], sweep["workdir"]) == ("LR={LR} bash -o pipefail run.sh", "keep")
     assert "TODO in trainyard.yaml: all trials run in this folder" in output
     assert "(a script for a shell is not tried)" in output
+
+
+@pytest.mark.parametrize(
+    ("first", "interpreter"),
+    [
+        ("#!/bin/bash -e", "/bin/bash -e -o pipefail"),
+        ("#!/usr/bin/env zsh", "/usr/bin/env zsh"),
+        ("#!/bin/sh", "/bin/sh"),
+    ],
+)
+def test_the_first_line_of_a_script_for_a_shell_says_what_runs_it(init, first, interpreter):
+    _, sweep = init(f"{first}\npython train.py --lr ${{LR:-0.1}}\necho done\n", "run.sh", name="run.sh")
+    assert sweep["command"] == f"LR={{LR}} {interpreter} run.sh"
 
 
 @pytest.mark.parametrize(
