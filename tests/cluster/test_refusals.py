@@ -1,8 +1,11 @@
 """Jobs that sbatch refuses, and jobs that end before their program starts: the summary says why."""
 
 import re
+import sys
 
 import pytest
+import yaml
+from project import ROOT
 from submitting import nothing_is_left, snakemake_command
 
 CONFIG = {"sweeps": {"s": {"command": "echo {lr} > {trial_dir}/log", "grid": {"lr": [0.1, 0.2]}}}}
@@ -37,6 +40,16 @@ def test_a_plan_names_what_sbatch_would_refuse(cluster, shared_dir):
     (line,) = [line for line in (done.stdout + done.stderr).splitlines() if "nope" in line]
     assert line.startswith("sweep s: there is no partition 'nope'")
     assert "available: gpu " in line
+
+
+@pytest.mark.parametrize(("partition", "code"), [("nope", 1), ("gpu", 0)])
+def test_trainyard_plan_fails_if_sbatch_would_refuse_a_job(cluster, shared_dir, partition, code):
+    (shared_dir / "trainyard.yaml").write_text(yaml.safe_dump(CONFIG))
+    program = [sys.executable, str(ROOT / "scripts/trainyard/cli/commands.py"), "plan", "--profile", "slurm"]
+    for as_json in ([], ["--json"]):
+        command = [*program, "--set-resources", f"sweep:slurm_partition={partition}", *as_json]
+        done = cluster.run(command, cwd=shared_dir, check=False)
+        assert done.returncode == code, done.stderr
 
 
 def test_a_folder_that_the_nodes_do_not_see_is_named(cluster, tmp_path):

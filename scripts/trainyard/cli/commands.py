@@ -93,9 +93,12 @@ def _run_snakemake() -> NoReturn:
     try:
         with redirect_stderr(StringIO()):  # `_check_options` has refused wrong words
             parser, arguments = parse_args(None)
-        sys.exit(0 if args_to_api(arguments, parser) else 1)
+        succeeds = args_to_api(arguments, parser)
     except CliException as error:
         raise UserError(str(error)) from None
+    from trainyard.cli.dry_run import REFUSED  # the Snakefile has imported it
+
+    sys.exit(0 if succeeds and not REFUSED else 1)
 
 
 def usage() -> str:

@@ -35,6 +35,7 @@ LINES: Final = {
     "sweep_job": "sweep {name}",
     "train": "train {name} {scale}",
 }
+REFUSED: Final = list[str]()  # what Slurm would refuse of the plan that was printed
 
 
 def show_plan(snakemake: Any, project: Workflow) -> None:
@@ -108,11 +109,12 @@ class _Plan(logging.Filter):
         return by_name
 
     def _refusals(self) -> list[str]:
-        """What Slurm would refuse."""
+        """What Slurm would refuse, for which `trainyard plan` exits with 1."""
         jobs = self._snakemake.dag.needrun_jobs(exclude_finished=False)
         submitted = [job for job in jobs if job.rule.name in (*JOB_RULES, *SWEEP_RULES)]
         by_name = {LINES[job.rule.name].format_map(job.wildcards_dict): job for job in submitted}
-        return list(map(str, self._project.list_refusals(by_name)))
+        REFUSED[:] = map(str, self._project.list_refusals(by_name))
+        return REFUSED
 
     def _parts(self) -> list[str]:
         """The table, a line for each sweep with its first command, and what to know before the jobs are submitted."""
