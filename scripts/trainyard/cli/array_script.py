@@ -127,12 +127,12 @@ def _common_lines(body: str) -> list[str]:
 
 
 def interpreter_of(body: str) -> list[str]:
-    """The program of the first line of a script and its options, or bash; in bash, a pipe fails with its programs."""
+    """The program of the first line of a script and its options, or bash; a pipe fails with its programs."""
     first = body.partition("\n")[0]
     words = first.removeprefix("#!").split() if first.startswith("#!") else []
     words = [word for word in words if word not in ("-", "--")] or ["bash"]  # which end the options
-    is_bash = any(PurePath(word).name == "bash" for word in words)
-    return [*words, *_PIPEFAIL.split()] if is_bash else words
+    has_pipefail = any(PurePath(word).name in ("bash", "ksh", "zsh") for word in words)
+    return [*words, *_PIPEFAIL.split()] if has_pipefail else words
 
 
 def _set_resources(options: argparse.Namespace, array: str, imported: ImportedSweep) -> None:

@@ -30,6 +30,7 @@ class Screen:
 
     def __init__(self) -> None:
         self.is_ours = False
+        self._is_asked_to_end = False
         self._shown_at = -LINE_SECONDS
         self._jobs = ""  # at the last progress; "" without any on a terminal
 
@@ -47,6 +48,9 @@ class Screen:
 
     def _shows(self, record: logging.LogRecord) -> bool:
         if record.getMessage().startswith("Will exit after"):
+            if self._is_asked_to_end:  # `timeout` sends its signal to make, which sends it on
+                return False
+            self._is_asked_to_end = True
             record.msg = WAITS
             record.levelno = logging.WARNING
         is_new = record.levelno >= logging.WARNING and not REPLACED.search(record.getMessage())

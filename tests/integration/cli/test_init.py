@@ -294,7 +294,7 @@ def test_a_script_for_a_shell_is_not_tried_and_keeps_its_folder(init):
     ("first", "interpreter"),
     [
         ("#!/bin/bash -e", "/bin/bash -e -o pipefail"),
-        ("#!/usr/bin/env zsh", "/usr/bin/env zsh"),
+        ("#!/usr/bin/env zsh", "/usr/bin/env zsh -o pipefail"),
         ("#!/bin/sh", "/bin/sh"),
     ],
 )

@@ -96,9 +96,13 @@ def test_on_a_terminal_the_line_is_redrawn_and_makes_room_for_others(clock, monk
     assert printed.getvalue() == "an error\n"
 
 
-def test_a_run_that_is_asked_to_end_says_that_it_waits_for_its_jobs():
-    """SIGTERM, as by `timeout`: Snakemake submits no other job, and says so in its log file alone."""
+def test_a_run_that_is_asked_to_end_says_once_that_it_waits_for_its_jobs():
+    """SIGTERM, as by `timeout`: Snakemake submits no other job, and says so in its log file alone, at each signal."""
     text = "Will exit after finishing currently running jobs (scheduler)."
-    record = logging.LogRecord("snakemake", logging.INFO, "/snakemake/job_scheduler.py", 1, text, None, None)
-    assert Screen()._shows(record)
-    assert record.getMessage().startswith("asked to end: waiting for the jobs that run")
+    screen = Screen()
+    first, second = (
+        logging.LogRecord("snakemake", logging.INFO, "/snakemake/job_scheduler.py", 1, text, None, None) for _ in "12"
+    )
+    assert screen._shows(first)
+    assert first.getMessage().startswith("asked to end: waiting for the jobs that run")
+    assert not screen._shows(second)
