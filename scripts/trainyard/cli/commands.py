@@ -44,6 +44,7 @@ OF_SNAKEMAKE: Final = {  # its options
 }
 FLAGS: Final = {"-n", "-p", "-q", "-np", "--dry-run", "--json", "--verbose", "--wait", "--watch"}  # without a value
 TAKES_FILE: Final = {"--profile", "--slurm-partition-config"}  # whose value may be a YAML file
+RESOURCES: Final = {"--default-resources", "--set-resources"}
 HAS_VALUE: Final = re.compile(r"--.*=.*|-[a-zA-Z]\d+", re.DOTALL)  # an option with its value, as in `--profile=slurm`
 # With these options, a run has Snakemake's screen.
 WORDIER: Final = re.compile(r"-n.*|-q|-p|--(dry-?run|quiet|printshellcmds|verbose)(=.*)?")
@@ -179,10 +180,32 @@ def build_call(verb: str, words: Sequence[str]) -> list[str]:
         options += ["--configfile", str(config)]
     profile = str(find_profile(arguments.profile))
     _check_options(options, profile)
+    options = _add_resources_of(Path(profile), options)
     snakemake = [str(Path(sys.executable).with_name("snakemake")), "--snakefile", str(HOME / "Snakefile")]
     if arguments.verbose:
         options.append("--verbose")
     return [*snakemake, "--profile", profile, *options, *OF_SNAKEMAKE[verb], *words[end:]]
+
+
+def _add_resources_of(profile: Path, options: Sequence[str]) -> list[str]:
+    """The options with the resources of the profile before typed ones, for which Snakemake would leave them out."""
+    typed = [word for word in options if word.partition("=")[0] in RESOURCES]
+    if not typed:
+        return list(options)
+    from snakemake.profiles import ProfileConfigFileParser  # takes more than a second to import
+
+    with (profile / "config.yaml").open() as file:
+        of_profile = ProfileConfigFileParser().parse(file)
+    words = list[str]()
+    for word in options:
+        if word not in typed:
+            words.append(word)
+            continue
+        option, sign, value = word.partition("=")
+        words += [option, *of_profile.get(option.removeprefix("--"), [])]
+        if sign:
+            words.append(value)
+    return words
 
 
 def _refuse(message: str) -> NoReturn:
