@@ -15,7 +15,7 @@ from trainyard.cluster.ray.worker_parent import fork_parent
 from trainyard.config.load import read_config
 from trainyard.planning.added_trials import read_current_config
 from trainyard.planning.job_marks import remove_done_marks
-from trainyard.planning.receipts import TABLES, made_for, table_terms
+from trainyard.planning.receipts import made_for
 from trainyard.results.answer import answer_sweep
 from trainyard.results.best_config import write_best
 from trainyard.results.completeness import check_sweep, summarize_sweep
@@ -57,11 +57,6 @@ def main(arguments: argparse.Namespace) -> None:
 
     with made_for(plan.state.folder / "trials.csv", plan.state.space.digest):
         write_sweep_tables(plan.state, answer.ranking, plan.state.folder)
-    if arguments.tables:
-        from trainyard.report.study_tables import write_derived_tables
-
-        with made_for(plan.state.folder / TABLES["sweeps"], table_terms(config, "sweeps", name)):
-            write_derived_tables(plan.state, answer.ranking)
     for folders in reduced_folders(plan.state, plan.state.sweep.kept_files).values():
         reduce_folders(folders)
     config_line = f"the best as a config: {best}" if answer.ranking.best_trial else ""

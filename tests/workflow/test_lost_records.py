@@ -64,7 +64,7 @@ def test_fewer_trials_and_another_metric_change_the_tables(project):
     other["sweeps"]["one"]["metric"] = "other"
     other["sweeps"]["several"]["grid"]["x"] = [1]
     project.write(other)
-    jobs = ["sweep one: table", "sweep several: tables of all jobs"]
+    jobs = ["sweep one: table", "sweep several: table", "sweep several: tables of all jobs"]
     assert [job for job in jobs_to_run(project.snakemake("-np", "--", "sweeps")) if "table" in job] == jobs
 
 

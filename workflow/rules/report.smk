@@ -29,7 +29,6 @@ rule plots:
         "all plots are drawn"
 
 
-# Those of a sweep with several jobs are made with the tables of its trials.
 # `shell` is formatted when a job runs, after the loop: it must take the kind from `params`.
 for kind, made_from in TABLE_INPUTS.items():
 
@@ -51,8 +50,6 @@ for kind, made_from in TABLE_INPUTS.items():
             ),
         log:
             f"results/logs/tables/{kind}-{{name}}.log",
-        wildcard_constraints:
-            name=project.names_with_table_rule(kind),
         localrule: True
         conda:
             "../../envs/trainyard.yaml"

@@ -73,7 +73,7 @@ rule sweep_job:
 
 
 rule sweep_tables:
-    "Write all tables of a sweep whose jobs have ended."
+    "Write the tables of a sweep whose jobs have ended."
     input:
         project.job_marks,
         project.renewal(
@@ -81,17 +81,10 @@ rule sweep_tables:
             project.sweep.digest,
             project.sweep.lacks_results,
         ),
-        project.renewal(
-            "results/sweeps/{name}/ranking.csv", project.table_terms("sweeps")
-        ),
     output:
         "results/sweeps/{name}/trials.csv",
         "results/sweeps/{name}/timeline.csv",
         "results/sweeps/{name}/epochs.csv",
-        expand(
-            "results/sweeps/{{name}}/{table}.csv",
-            table=project.derived_tables["sweeps"],
-        ),
     log:
         "results/logs/sweep/{name}.log",
     wildcard_constraints:
@@ -107,7 +100,6 @@ rule sweep_tables:
     params:
         program=project.program("sweep"),
         results=project.sweep.digest,
-        terms=project.table_terms("sweeps"),
     message:
         "sweep {wildcards.name}: tables of all jobs"
     shell:

@@ -69,7 +69,7 @@ class Workflow:
     categories: Final = ordered_labels(
         {"overview": "Overview", "sweeps": "Sweeps", "scaling": "Scaling", "data": "Data"}
     )
-    # Made by tables.py, or for a sweep with several jobs by sweep.py, with a receipt for the last one
+    # Made by tables.py, with a receipt for the last one
     derived_tables: ClassVar = {"sweeps": ["strategies", "jobs", "ranking"], "scaling": ["scaling"]}
     # Of rules that run where Snakemake does. Snakemake's own default of mem_mb depends on the sizes of inputs, which it
     # cannot find out for a report, and warns.
@@ -360,10 +360,6 @@ class Workflow:
     def table_terms(self, kind: str) -> Callable[[Wildcards], str]:
         """A function whose result changes with everything in the config that the tables of a study depend on."""
         return lambda wildcards: table_terms(self.config, kind, wildcards.name)
-
-    def names_with_table_rule(self, kind: str) -> str:
-        """A regular expression that matches the studies of a kind whose tables have a rule of their own."""
-        return self.sweep.names(several_jobs=False) if kind == "sweeps" else match_any(self._names(kind))
 
     def overview_terms(self, wildcards: Wildcards) -> str:
         """Changes with everything in the config on which the overview depends, beside tables and plots."""

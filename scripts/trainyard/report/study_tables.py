@@ -13,7 +13,6 @@ from trainyard.results.accounting import compare_strategies, fetch_records, jobs
 from trainyard.results.answer import answer_sweep
 from trainyard.results.best_config import write_best
 from trainyard.results.provenance import describe_difference, read_sessions
-from trainyard.results.ranking import Ranking
 from trainyard.results.sweep_tables import ranking_table
 from trainyard.scaling.speedups import as_markdown, recommendation, scaling_table, tables_to_paste
 from trainyard.utils.csv_files import write_table
@@ -41,15 +40,10 @@ def _write_sweep(config: Config, name: str, results: Path) -> None:
     if not trials.exists():
         raise MissingResultError(trials)
     answer = answer_sweep(state)
-    write_derived_tables(state, answer.ranking)
-    write_best(config, state, answer)
-
-
-def write_derived_tables(state: History, ranking: Ranking) -> None:
-    """Write strategies.csv, jobs.csv and ranking.csv of a sweep."""
     for table, frame in cost_tables(state, fetch_records(state.sessions)).items():
         write_table(frame, state.folder / f"{table}.csv")
-    write_table(ranking_table(ranking), state.folder / "ranking.csv")
+    write_best(config, state, answer)
+    write_table(ranking_table(answer.ranking), state.folder / "ranking.csv")
 
 
 def cost_tables(state: History, records: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
