@@ -79,8 +79,8 @@ def import_array_script(path: Path, array: str | None = None) -> ImportedSweep:
     imported.sweep |= {"command": command, "workdir": "keep", "grid": {"task": tasks}}
     if "srun " in body:
         imported.note(f"remove `srun` in {path}: a trial already has its GPUs and CPUs")
-    if interpreter.endswith(_PIPEFAIL) and re.search(r"[^|]\|[^|]", body):
-        imported.note(f"`pipefail`: a pipe such as `| tee` in {path} fails if any of its programs does")
+    if note := pipefail_note(path, interpreter):
+        imported.note(note)
     if common := _common_lines(body):
         what = f"what these lines of {path}, which do not mention the task, prepare for all trials: {'; '.join(common)}"
         imported.note(f"`setup` runs once per job: move there {what}")
@@ -133,6 +133,15 @@ def interpreter_of(body: str) -> list[str]:
     words = [word for word in words if word not in ("-", "--")] or ["bash"]  # which end the options
     has_pipefail = any(PurePath(word).name in ("bash", "ksh", "zsh") for word in words)
     return [*words, *_PIPEFAIL.split()] if has_pipefail else words
+
+
+def pipefail_note(path: Path, interpreter: str) -> str:
+    """What the pipes of a script do by this interpreter, and not when it is run by itself; "" if it has none."""
+    if not interpreter.endswith(_PIPEFAIL):
+        return ""
+    if not re.search(r"[^|]\|[^|]", path.read_text(encoding="utf-8", errors="replace")):
+        return ""
+    return f"`pipefail`: a pipe such as `| tee` in {path} fails if any of its programs does"
 
 
 def _set_resources(options: argparse.Namespace, array: str, imported: ImportedSweep) -> None:

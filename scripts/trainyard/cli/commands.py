@@ -19,6 +19,7 @@ SCRIPTS: Final = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(SCRIPTS))  # of a wheel, Python finds only this file
 
 from trainyard.cli.paths import find_profile  # noqa: E402
+from trainyard.config.parser import read_file  # noqa: E402
 from trainyard.utils.errors import UserError  # noqa: E402
 from trainyard.utils.import_path import version  # noqa: E402
 from trainyard.utils.text import suggest  # noqa: E402
@@ -44,7 +45,7 @@ OF_SNAKEMAKE: Final = {  # its options
 }
 FLAGS: Final = {"-n", "-p", "-q", "-np", "--dry-run", "--json", "--verbose", "--wait", "--watch"}  # without a value
 TAKES_FILE: Final = {"--profile", "--slurm-partition-config"}  # whose value may be a YAML file
-RESOURCES: Final = {"--default-resources", "--set-resources"}
+RESOURCES: Final = ("default-resources", "set-resources")
 HAS_VALUE: Final = re.compile(r"--.*=.*|-[a-zA-Z]\d+", re.DOTALL)  # an option with its value, as in `--profile=slurm`
 # With these options, a run has Snakemake's screen.
 WORDIER: Final = re.compile(r"-n.*|-q|-p|--(dry-?run|quiet|printshellcmds|verbose)(=.*)?")
@@ -99,7 +100,9 @@ def _run_snakemake() -> NoReturn:
         raise UserError(str(error)) from None
     from trainyard.cli.dry_run import REFUSED  # the Snakefile has imported it
 
-    sys.exit(0 if succeeds and not REFUSED else 1)
+    # With a file of partitions, which a dry run does not read, another partition is requested.
+    is_refused = REFUSED and not arguments.slurm_partition_config
+    sys.exit(0 if succeeds and not is_refused else 1)
 
 
 def usage() -> str:
@@ -180,32 +183,22 @@ def build_call(verb: str, words: Sequence[str]) -> list[str]:
         options += ["--configfile", str(config)]
     profile = str(find_profile(arguments.profile))
     _check_options(options, profile)
-    options = _add_resources_of(Path(profile), options)
+    _warn_of_resources(Path(profile), options)
     snakemake = [str(Path(sys.executable).with_name("snakemake")), "--snakefile", str(HOME / "Snakefile")]
     if arguments.verbose:
         options.append("--verbose")
     return [*snakemake, "--profile", profile, *options, *OF_SNAKEMAKE[verb], *words[end:]]
 
 
-def _add_resources_of(profile: Path, options: Sequence[str]) -> list[str]:
-    """The options with the resources of the profile before typed ones, for which Snakemake would leave them out."""
-    typed = [word for word in options if word.partition("=")[0] in RESOURCES]
-    if not typed:
-        return list(options)
-    from snakemake.profiles import ProfileConfigFileParser  # takes more than a second to import
-
-    with (profile / "config.yaml").open() as file:
-        of_profile = ProfileConfigFileParser().parse(file)
-    words = list[str]()
-    for word in options:
-        if word not in typed:
-            words.append(word)
-            continue
-        option, sign, value = word.partition("=")
-        words += [option, *of_profile.get(option.removeprefix("--"), [])]
-        if sign:
-            words.append(value)
-    return words
+def _warn_of_resources(profile: Path, options: Sequence[str]) -> None:
+    """Say which resources of the profile do not hold: Snakemake puts those that are typed in the place of them all."""
+    file = profile / "config.yaml"
+    content = read_file(file)
+    typed = {word.partition("=")[0].removeprefix("--") for word in options}
+    for key in RESOURCES:
+        if key in typed and (lost := content.get(key)):
+            names = lost if isinstance(lost, str) else ", ".join(map(str, lost))
+            print(f"--{key} replaces all {key} of {file}: {names}; type those that shall hold, too", file=sys.stderr)
 
 
 def _refuse(message: str) -> NoReturn:
@@ -219,8 +212,6 @@ def _check_options(options: Sequence[str], profile: str) -> None:
     """
     from snakemake.cli import get_argument_parser  # takes more than a second to import
     from snakemake.exceptions import CliException
-
-    from trainyard.config.parser import read_file
 
     parser = get_argument_parser([profile])
     parser.error = _refuse

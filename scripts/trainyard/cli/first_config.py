@@ -15,6 +15,7 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Final
 
+from trainyard.cli.array_script import pipefail_note
 from trainyard.cluster.gpus import has_gpu
 from trainyard.cluster.slurm_queries import Partition, named_partitions, parse_gpus
 from trainyard.config.metric_names import guess_mode
@@ -350,6 +351,8 @@ def todos(script: Script, varied: Varied, observed: Observed) -> list[str]:
         steps += ["nothing that a sweep usually varies was found: these are the first numbers and choices. Adapt them."]
     if script.library == "shell" and not _output_variable(script):
         steps += [f"all trials run in this folder: have {script.path} write to ${TRIAL_DIR}."]
+    if note := pipefail_note(script.path, " ".join(script.program)):
+        steps += [note]
     if not observed.metrics:
         reason = f" ({observed.problem})" if observed.problem else ""
         example = "  metrics: {pattern: 'val acc (?P<val_accuracy>{number})'}"

@@ -39,7 +39,8 @@ from trainyard.utils.text import SHELL_SIGNAL, describe_exit
 POLL_SECONDS: Final = 0.25  # between two reads of a metrics file
 PAUSE_SECONDS: Final = 5.0  # beyond it, after which a process was stopped meanwhile
 EARLY_END: Final = (
-    "a program of a pipe ended before it had read all (`| head`); if it may, begin the command with `set +o pipefail;`"
+    "a program of a pipe ended before it had read all (`| head`); if it may, begin the command with "
+    "`set +o pipefail;`, or leave out its `-o pipefail`"
 )
 _NUMBER: Final = re.compile(r"(\d+(?:\.\d+)*)")  # one with a point is no number of an epoch
 QUICK_SECONDS: Final = 60.0  # a wrong command line or an import error fails within this time, even after torch

@@ -299,8 +299,9 @@ def test_a_script_for_a_shell_is_not_tried_and_keeps_its_folder(init):
     ],
 )
 def test_the_first_line_of_a_script_for_a_shell_says_what_runs_it(init, first, interpreter):
-    _, sweep = init(f"{first}\npython train.py --lr ${{LR:-0.1}}\necho done\n", "run.sh", name="run.sh")
+    output, sweep = init(f"{first}\npython train.py --lr ${{LR:-0.1}} | tee log\n", "run.sh", name="run.sh")
     assert sweep["command"] == f"LR={{LR}} {interpreter} run.sh"
+    assert ("a pipe such as `| tee` in run.sh fails" in output) == ("pipefail" in interpreter)
 
 
 @pytest.mark.parametrize(

@@ -203,7 +203,7 @@ def test_a_trial_knows_of_its_array_what_a_task_does(work, array, expected):
         ("#!/usr/bin/env bash", "/usr/bin/env bash -o pipefail"),
         ("#!/bin/bash -", "/bin/bash -o pipefail"),
         ("#! /bin/tcsh", "/bin/tcsh"),
-        ("#!/bin/zsh", "/bin/zsh"),
+        ("#!/bin/zsh", "/bin/zsh -o pipefail"),
         ("#!/usr/bin/env python", "/usr/bin/env python"),
         ("# a script", "bash -o pipefail"),
     ],

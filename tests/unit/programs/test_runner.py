@@ -215,7 +215,7 @@ FAILURES = {
     "./nowhere": "exit code 127: bash: line 1: ./nowhere: No such file or directory",
     "(echo ValueError: lr; exit 3) 2>&1 | tee log.txt": "exit code 3: ValueError: lr",
     "yes | head -n 1": "exit code 141 (SIGPIPE): a program of a pipe ended before it had read all (`| head`); if it "
-    "may, begin the command with `set +o pipefail;`",
+    "may, begin the command with `set +o pipefail;`, or leave out its `-o pipefail`",
     "sleep 60": "it exceeded timeout_minutes (0.01)",
 }
 
