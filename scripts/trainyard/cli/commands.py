@@ -19,7 +19,6 @@ SCRIPTS: Final = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(SCRIPTS))  # of a wheel, Python finds only this file
 
 from trainyard.cli.paths import find_profile  # noqa: E402
-from trainyard.config.parser import read_file  # noqa: E402
 from trainyard.utils.errors import UserError  # noqa: E402
 from trainyard.utils.import_path import version  # noqa: E402
 from trainyard.utils.text import suggest  # noqa: E402
@@ -192,6 +191,8 @@ def build_call(verb: str, words: Sequence[str]) -> list[str]:
 
 def _warn_of_resources(profile: Path, options: Sequence[str]) -> None:
     """Say which resources of the profile do not hold: Snakemake puts those that are typed in the place of them all."""
+    from trainyard.config.parser import read_file
+
     file = profile / "config.yaml"
     content = read_file(file)
     typed = {word.partition("=")[0].removeprefix("--") for word in options}
@@ -212,6 +213,8 @@ def _check_options(options: Sequence[str], profile: str) -> None:
     """
     from snakemake.cli import get_argument_parser  # takes more than a second to import
     from snakemake.exceptions import CliException
+
+    from trainyard.config.parser import read_file
 
     parser = get_argument_parser([profile])
     parser.error = _refuse
