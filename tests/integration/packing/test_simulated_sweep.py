@@ -42,6 +42,7 @@ def test_all_trials_finish_although_a_node_and_gpus_fail(calm, hard):
     assert hard.idle > calm.idle
 
 
+@pytest.mark.slow
 def test_a_broken_gpu_that_no_check_finds_is_retired_once_trials_run_longer_elsewhere(hard, monkeypatch):
     assert hard.slots_retired == 2
     monkeypatch.setattr(FailurePolicy, "record_running", lambda *_: None)
@@ -58,6 +59,7 @@ def test_no_trial_waits_for_the_check_of_a_gpu_that_hangs():
     assert hangs.seconds < 1.5 * ends.seconds, "without a limit, its jobs last until their walltimes"
 
 
+@pytest.mark.slow
 def test_the_workers_of_a_node_that_fails_are_replaced_at_once_not_one_per_second(monkeypatch):
     sleep, slept = Clock.sleep, []
     monkeypatch.setattr(Clock, "sleep", lambda clock, seconds: (slept.append(seconds), sleep(clock, seconds)))
@@ -65,6 +67,7 @@ def test_the_workers_of_a_node_that_fails_are_replaced_at_once_not_one_per_secon
     assert slept.count(SIGNAL_SECONDS) == failing.account.node_failures > 0
 
 
+@pytest.mark.slow
 def test_the_same_seed_has_the_same_outcome(hard):
     assert run_sweep(WORK, HARD, seed=SEED) == hard
 

@@ -102,6 +102,7 @@ def test_a_trial_without_a_key_is_in_no_selection_of_its_values(browser, tmp_pat
         assert shown_trials(page) == set(trials["trial"][:2])
 
 
+@pytest.mark.slow
 def test_a_page_of_many_trials_stays_small_and_says_what_it_leaves_out(browser, tmp_path):
     sweep = SWEEP | {
         "grid": {"lr": {"start": 1, "stop": 100, "step": 1}, "width": {"start": 1, "stop": 100, "step": 1}}
