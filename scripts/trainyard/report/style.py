@@ -184,6 +184,9 @@ KNOWN_NAMES = {
     "train_loss": "training loss",
     "images_per_second": "images per second",
     "lr": "learning rate",
+    "gpus": "GPUs",
+    "cpu_rss_peak_mib": "host memory peak (MiB)",
+    "exposed_comm_fraction": "exposed communication",
 }
 
 
