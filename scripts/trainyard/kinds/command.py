@@ -92,6 +92,7 @@ class CommandTrials(ProgramTrials):
                     sweep.metrics,
                     folder,
                     complete=sweep.complete,
+                    checkpoint=sweep.checkpoint,
                     resumes=checkpoint is not None,
                     ranks=max(1, setup.gpus * setup.nodes),
                 ),

@@ -146,6 +146,7 @@ def _parse(state: History, attempt: Attempt) -> ParsedOutput:
         output.parent,
         output,
         complete=complete,
+        checkpoint=state.sweep.checkpoint_pattern,
         seconds=seconds,
         resumed=attempt.resumed is not None,
         began=attempt.start,

@@ -59,6 +59,7 @@ class MetricsCollector:
         folder: Path,
         *,
         complete: Complete | None = None,
+        checkpoint: str | None = None,
         resumes: bool = False,
         began: float | None = None,
         ranks: int = 1,
@@ -77,6 +78,7 @@ class MetricsCollector:
         self.section = metrics
         self.folder = folder
         self.complete = complete
+        self._checkpoint = checkpoint  # the pattern of its files in the folder
         self._began = time.time() if began is None else began
         self._has_line = False  # that says that the program is complete
         self._notes = ReadingNotes()
@@ -139,7 +141,7 @@ class MetricsCollector:
         if self.complete is None:
             return ""
         # An earlier attempt wrote one that is as before. It counts if nothing was left to do for this one.
-        before = self._before if self._has_reported or self._left_files else {}
+        before = self._before if self._has_reported or self._has_gone_on else {}
         has_file = has_changed(self._done_files, before)
         counts_steps = self.section is not None and self.section.is_wandb and not self._notes.names_epochs
         epoch = None if counts_steps else self._epoch
@@ -152,12 +154,25 @@ class MetricsCollector:
 
     @property
     def had_nothing_to_do(self) -> bool:
-        """Whether a program that resumed wrote no metrics, checkpoint or other results: it was complete before.
+        """Whether a program that resumed wrote no metrics, no checkpoint and no such file: it was complete before.
 
         Only after the `final` call of `new_rows`, and if it succeeded.
         """
         has_problem = self.unread or not self._source.is_complete
-        return self._resumes and not has_problem and not self._has_reported and not self._left_files
+        return self._resumes and not has_problem and not self._has_reported and not self._has_gone_on
+
+    @property
+    def _has_gone_on(self) -> bool:
+        """Whether the program has written a checkpoint, or a file of the kind that has its metrics.
+
+        Not what it writes at its end: a summary of metrics that the attempt before has printed, or a figure.
+        """
+        left = self._left_files
+        if self._checkpoint is None or (self.section and self.section.has_event_files):
+            return bool(left)
+        checkpoints = set(self.folder.glob(self._checkpoint))
+        kind = Path(self.section.file).suffix if self.section and self.section.file else None
+        return any(path.suffix == kind or not checkpoints.isdisjoint((path, *path.parents)) for path in left)
 
     @property
     def _has_reported(self) -> bool:
@@ -294,6 +309,7 @@ def parse_saved_output(
     output: Path,
     *,
     complete: Complete | None = None,
+    checkpoint: str | None = None,
     seconds: float,
     resumed: bool = False,
     began: float = 0.0,
@@ -302,7 +318,7 @@ def parse_saved_output(
 ) -> ParsedOutput:
     """The metrics of a program that ran for `seconds`, parsed again from its saved files.
 
-    `resumed` is as in `merge_row`, `began` and `ranks` are as in `MetricsCollector`, and `torn` is as in
+    `resumed` is as in `merge_row`, `checkpoint`, `began` and `ranks` are as in `MetricsCollector`, and `torn` is as in
     `MetricsCollector.new_rows`.
     """
     if metrics is None and complete is None:
@@ -311,6 +327,7 @@ def parse_saved_output(
         metrics,
         folder,
         complete=complete,
+        checkpoint=checkpoint,
         resumes=resumed,
         began=began,
         ranks=ranks,

@@ -194,8 +194,9 @@ def test_a_resumed_program_that_writes_nothing_had_nothing_to_do(tmp_path, where
     (tmp_path / "m.csv").write_text("epoch,acc\n3,0.5\n")
     (tmp_path / "last.ckpt").write_text("3")
     metrics = Metrics.model_validate(where)
-    resumed = MetricsCollector(metrics, tmp_path, resumes=True)
+    resumed = MetricsCollector(metrics, tmp_path, checkpoint="*.ckpt", resumes=True)
     (tmp_path / "hparams.yaml").write_text("lr: 0.1")  # as Lightning does at each start
+    (tmp_path / "summary.json").write_text('{"acc": 0.5}')  # it was interrupted before it wrote this
     (tmp_path / "output-2.log").write_text("nothing to do")
     (tmp_path / "output-2.ended").write_text("0")  # the guard's record
     (tmp_path / "setup.log").write_text("unpacked")
