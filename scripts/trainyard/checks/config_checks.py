@@ -6,8 +6,10 @@ data and on a user's code. The state of a cluster is checked by `trainyard docto
 
 import math
 import re
+import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from trainyard.checks.script_checks import check_script_source, find_started_by
 from trainyard.config.command_lines import LINE
 from trainyard.config.config import Config
 from trainyard.config.metric_names import TRAINING_METRICS, Mode, guess_mode
-from trainyard.config.placeholders import TRIAL_DIR, dotted_items
+from trainyard.config.placeholders import PLACEHOLDER, STYLES, TRIAL_DIR, dotted_items, find_placeholders
 from trainyard.config.scaling import ScriptScaling, TrainScaling
 from trainyard.config.sweep import CommandSweep, ProgramSweep, Sweep, TrainSweep
 from trainyard.config.train import BUILT_IN_MODEL_ARGS
@@ -107,6 +109,23 @@ def _check_keys(checked: CheckedStudy[ProgramSweep]) -> Iterator[Finding]:
         for key in (key for key in values if missing and key not in used_keys and key.partition(".")[0] not in used):
             if (hint := suggest(key, missing, otherwise="-")) != "-":
                 yield Finding(f"{checked.place}.trials.{index}.{key}", "warns", "is no key of `search` or `args`", hint)
+
+
+def _check_fixed_values(checked: CheckedStudy[CommandSweep]) -> Iterator[Finding]:
+    """Words of the command that set a varied key after the sweep does, of which most programs take the last value."""
+    command = checked.study.command
+    varied = {key.replace("-", "_") for key in checked.study.varied_keys}
+    words = shlex.split(command, comments=True) if isinstance(command, str) else command
+    is_set = varied if "settings" in find_placeholders(command) else set[str]()
+    for word, following in pairwise([*words, ""]):
+        name, sign, value = word.partition("=")
+        key = name.lstrip("-+").replace("-", "_")
+        sets = sign or word.startswith("--")
+        if sets and key in is_set and not PLACEHOLDER.search(value if sign else following):
+            message = f"{word if sign else f'{word} {following}'} may take the place of the varied {key}"
+            yield Finding(f"{checked.place}.command", "warns", message, "remove it from the command")
+        placed = find_placeholders([word])
+        is_set |= varied if not placed.isdisjoint(STYLES) else placed & varied
 
 
 def _check_slots(checked: CheckedStudy[Sweep]) -> Iterator[Finding]:
@@ -279,6 +298,7 @@ def _check_ranking(checked: CheckedStudy[Sweep]) -> Iterator[Finding]:
 STUDY_CHECKS: tuple[tuple[Any, Callable[[CheckedStudy[Any]], Iterable[Finding]]], ...] = (
     (Sweep, _check_trials),
     (ProgramSweep, _check_keys),
+    (CommandSweep, _check_fixed_values),
     (Sweep, _check_slots),
     (Trained, _check_model_arguments),
     (Trained, _check_batches),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, pairwise
+from itertools import chain, pairwise, takewhile
 from pathlib import Path
 from typing import Any, Final
 
@@ -305,7 +305,11 @@ def _is_positional(script: Script, before: str, word: str) -> bool:
 
 
 def type_words(script: Script, varied: Varied, before: Sequence[str], after: Sequence[str]) -> Script:
-    """A script that is started as a user types it, but for options that the sweep varies, and where it writes."""
+    """A script that is started as a user types it, but for what the sweep varies, and where it writes."""
+    named = {*varied, _output_variable(script)} if script.settings else set[str]()
+    assigned = list(takewhile(_ASSIGNMENT.match, before))
+    program = before[len(assigned) :] or script.program
+    program = [*(word for word in assigned if word.partition("=")[0] not in named), *program]
     ours = {option.flag: option for option, _ in varied.values()}
     for option in (script.output, find_gpu_option(script)):
         if option:
@@ -317,6 +321,8 @@ def type_words(script: Script, varied: Varied, before: Sequence[str], after: Seq
         if script.settings_file and word.rpartition("=")[2] == script.settings_file:
             kept.append(word.replace(script.settings_file, _SETTINGS))
             continue
+        if script.settings_file and "=" in word and word.partition("=")[0].lstrip("-+") in varied:
+            continue
         name = word if script.uses_hydra or word.startswith("--") else word[:2]  # as in -b32
         option = next((each for each in ours.values() if name.partition("=")[0] in (each.flag, *each.names)), None)
         if option is None:
@@ -325,7 +331,10 @@ def type_words(script: Script, varied: Varied, before: Sequence[str], after: Seq
         elif word == name and "=" not in word and not option.is_flag and words:
             words.pop(0)
     place = () if any(_SETTINGS in word for word in kept) else script.settings_words  # that of a default
-    return replace(script, program=tuple(before) or script.program, words=tuple(kept), settings_words=place)
+    return replace(script, program=tuple(program), words=tuple(kept), settings_words=place)
+
+
+_ASSIGNMENT: Final = re.compile(r"[A-Za-z_]\w*=")  # of a variable, before a program
 
 
 def input_words(script: Script, *, must_exist: bool = False) -> list[str]:

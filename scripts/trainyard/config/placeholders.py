@@ -374,7 +374,9 @@ def _hydra_value(value: Any) -> str:
         return "{" + ",".join(f"{_hydra_value(key)}:{_hydra_value(inner)}" for key, inner in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ",".join(map(_hydra_value, value)) + "]"
-    return repr(value) if isinstance(value, float) else json.dumps(value)  # `inf`, not JSON's `Infinity`
+    if isinstance(value, float):  # `inf`, not JSON's `Infinity`; of 1e-05, YAML 1.1 makes a text
+        return re.sub(r"^(-?\d)e", r"\1.0e", repr(value))
+    return json.dumps(value)
 
 
 STYLES: Final[Mapping[str, Callable[[str, Any, SwitchOf], list[str]]]] = {

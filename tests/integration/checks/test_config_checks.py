@@ -193,6 +193,27 @@ def test_a_ranking_by_seconds_for_want_of_metrics_is_reported(mistakes, caplog, 
     ) == reported
 
 
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("LR={LR} LR=0.3 python3 -c 1", "LR=0.3 may take the place of the varied LR"),
+        ("python3 -c 1 --LR {LR} --LR 0.3", "--LR 0.3 may take the place of the varied LR"),
+        ("python3 -c 1 {args:hydra} LR=0.3", "LR=0.3 may take the place of the varied LR"),
+        ("python3 -c 1 LR=0.3 --config {settings}", "LR=0.3 may take the place of the varied LR"),
+        ("LR=0.3 python3 -c 1 --LR 0.1 --LR {LR} --name LR={LR}", ""),
+    ],
+)
+def test_a_value_in_the_command_that_holds_for_all_trials_is_named(tmp_path, monkeypatch, command, said):
+    """A sweep would end with an answer, and all its trials would have had one value."""
+    monkeypatch.chdir(tmp_path)
+    Path("base.json").write_text('{"LR": 1}')
+    settings = {"settings": "base.json"} if "{settings}" in command else {}
+    sweep = {"command": command, "grid": {"LR": [1, 2]}, **settings}
+    findings = check_use(check_config({"sweeps": {"s": sweep}}), tmp_path / "results")
+    named = [each.message for each in findings if "may take the place" in each.message]
+    assert named == ([said] if said else [])
+
+
 SHARED = "run in one folder, and may overwrite each other's files: let the program write to "
 
 

@@ -290,6 +290,14 @@ def test_a_script_for_a_shell_is_not_tried_and_keeps_its_folder(init):
     assert "(a script for a shell is not tried)" in output
 
 
+def test_what_is_typed_of_a_varied_setting_is_left_out(init):
+    """The last value would hold for all trials."""
+    variables = "echo ${LR:-0.1} ${WD:-0} ${OUT:-out}\n"
+    _, sweep = init(variables, "LR=0.3 NAME=x OUT=y bash run.sh", name="run.sh")
+    assert sweep["command"].endswith("OUT={trial_dir} NAME=x bash run.sh")
+    assert "LR=0.3" not in sweep["command"]
+
+
 @pytest.mark.parametrize(
     ("first", "interpreter"),
     [

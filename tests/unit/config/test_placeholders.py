@@ -18,7 +18,7 @@ LINES = {
                  "--net.depth", "18", "--net.act", "relu"],
     "x {args:dashes} y": ["x", "--lr", "1e-05", "--batch-size", "64", "--tag", "it's a b", "--sizes", "32", "16",
                           "--amp", "--net.depth", "18", "--net.act", "relu", "y"],
-    "x {args:hydra}": ["x", "lr=1e-05", "batch_size=64", "tag='it\\'s a b'", "sizes=[32,16]", "amp=true", "ema=false",
+    "x {args:hydra}": ["x", "lr=1.0e-05", "batch_size=64", "tag='it\\'s a b'", "sizes=[32,16]", "amp=true", "ema=false",
                        "seed=null", "net.depth=18", "net.act=relu"],
     "x -l {lr} -d {net.depth} {args} > {tag}{sizes}{batch_size}":
         ["x", "-l", "1e-05", "-d", "18", "--amp", "--net.act", "relu", ">", "it's a b[32, 16]64"],
