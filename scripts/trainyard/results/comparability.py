@@ -98,7 +98,8 @@ def _describe_late_beginnings(work: Mapping[str, TrialWork]) -> list[str]:
     trial, epoch = next(iter(found.items()))
     began = f"{_share(found, work)} began with a later epoch than others"
     resumed = f"as trial {trial} with epoch {epoch:.6g}: it may have resumed from the checkpoint of another trial"
-    return [f"{began}, {resumed}; let the program save in its own folder, `{{trial_dir}}`"]
+    remedy = "let the program save in its own folder, `{trial_dir}`"
+    return [f"{began}, {resumed}: {remedy}; or `metrics` do not read its first epochs"]
 
 
 def _describe_hidden_errors(work: Mapping[str, TrialWork]) -> list[str]:
@@ -114,7 +115,7 @@ def _describe_hidden_errors(work: Mapping[str, TrialWork]) -> list[str]:
 def _describe_epochs(
     work: Mapping[str, TrialWork], settings: Mapping[str, Values], incomplete: Mapping[str, Progress]
 ) -> list[str]:
-    """That trials have different numbers of epochs, and what explains it, unless those that are incomplete do."""
+    """That trials have different last epochs, and what explains it, unless those that are incomplete do."""
     last_epochs = {name: each.last_epoch for name, each in work.items() if each.last_epoch is not None}
     if len({epoch for name, epoch in last_epochs.items() if name not in incomplete}) < 2:
         return []
@@ -137,7 +138,7 @@ def _describe_epochs(
         why = f": {count_of(stopped, 'program')} said to stop early"
     else:
         why = ", and no key explains it: their values may not compare"
-    return [f"the finished trials have different numbers of epochs, {counts}{why}"]
+    return [f"the finished trials have different last epochs, {counts}{why}"]
 
 
 def _describe_new_beginnings(work: Mapping[str, TrialWork], score: Score) -> list[str]:

@@ -83,7 +83,7 @@ def test_programs_that_end_early_by_themselves_are_said_to_have_different_number
     names = [trial_with(state, weight_decay=each) for each in (0.0, 0.01, 0.1)]
     counts = ", ".join(f"{epochs} (trial {name})" for epochs, name in zip((7, 9, 10), names, strict=True))
     assert different == (
-        f"the finished trials have different numbers of epochs, {counts}, and no key explains it: their values may not "
+        f"the finished trials have different last epochs, {counts}, and no key explains it: their values may not "
         "compare"
     )
     assert equal == "equal to it: weight_decay = 0.1"

@@ -43,7 +43,7 @@ def test_a_counter_that_began_at_0_is_compared_with_those_that_began_at_0():
 def test_different_numbers_of_epochs_are_said_with_what_explains_them(work, values, why):
     low, high = (each.last_epoch for each in work)
     assert describe_work(dict(zip("ab", work, strict=True)), dict(zip("ab", values, strict=True))) == [
-        f"the finished trials have different numbers of epochs, {low} (trial a), {high} (trial b){why}"
+        f"the finished trials have different last epochs, {low} (trial a), {high} (trial b){why}"
     ]
 
 
@@ -77,4 +77,4 @@ def test_the_last_epoch_of_a_counter_from_0_does_not_look_incomplete():
 def test_many_numbers_of_epochs_are_said_as_a_range():
     work = {str(number): TrialWork(number) for number in range(3, 20)}
     (line,) = describe_work(work, {name: {"lr": 1} for name in work})
-    assert line.startswith("the finished trials have different numbers of epochs, 3 to 19, and no key")
+    assert line.startswith("the finished trials have different last epochs, 3 to 19, and no key")
