@@ -155,7 +155,9 @@ def _nothing_to_vary(script: Script) -> str:
     if constants := find_constants(script):
         message += f"; make options of its constants, as by argparse: {list_some(constants, most=MOST_KEYS)}"
     message += f". A config is short to write by hand: see {docs / 'your-script.md'}"
-    if files := [option.flag for option in script.options if re.search("conf|cfg|settings", option.key)]:
+    files = [option.flag for option in script.options if re.search("conf|cfg|settings", option.key)]
+    # A script may read its command line by hand.
+    if files := files or re.findall(r"--(?:conf|cfg|settings)[\w-]*", script.path.read_text(errors="replace")):
         call = trainyard_call("init", "python", str(script.path), files[0] * files[0].startswith("-"), "conf.yaml")
         message += f"; if {files[0]} takes a file of settings, name it, as in `{call}`"
     return message + (f", or {docs / 'trackers.md'} for settings of wandb.config" if script.source.uses_wandb else "")

@@ -303,6 +303,7 @@ CONFIG = "import argparse, yaml\np = argparse.ArgumentParser()\np.add_argument('
     [
         (CONFIG, ["--config", "conf.yaml", "--amp"], "--config {settings} --amp"),
         (CONFIG, ["--config=conf.yaml"], "--config={settings}"),
+        (CONFIG, ["--config", "conf.yaml", "optim.lr=0.05", "epochs=9"], "--config {settings} epochs=9"),
         (CONFIG, ["fit", "--config", "conf.yaml", "a b"], "fit --config {settings} 'a b'"),
         ("import sys\nload(sys.argv[1])\n", ["conf.yaml"], "{settings}"),
         (CONFIG.replace("required=True", "default='conf.yaml'"), [], "--config {settings}"),
