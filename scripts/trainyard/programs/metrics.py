@@ -163,16 +163,22 @@ class MetricsCollector:
 
     @property
     def _has_gone_on(self) -> bool:
-        """Whether the program has written a checkpoint, or a file of the kind that has its metrics.
+        """Whether the program has written another checkpoint, or a file of the kind that has its metrics.
 
-        Not what it writes at its end: a summary of metrics that the attempt before has printed, or a figure.
+        Not what it writes at its end: a summary of metrics that the attempt before has printed, a figure, or its model
+        under a new name without a number.
         """
         left = self._left_files
         if self._checkpoint is None or (self.section and self.section.has_event_files):
             return bool(left)
         checkpoints = set(self.folder.glob(self._checkpoint))
         kind = Path(self.section.file).suffix if self.section and self.section.file else None
-        return any(path.suffix == kind or not checkpoints.isdisjoint((path, *path.parents)) for path in left)
+        for path in left:
+            is_checkpoint = not checkpoints.isdisjoint((path, *path.parents))
+            is_next = path in self._before or re.search(r"\d", str(path.relative_to(self.folder)))
+            if path.suffix == kind or (is_checkpoint and is_next):
+                return True
+        return False
 
     @property
     def _has_reported(self) -> bool:

@@ -189,8 +189,9 @@ def test_a_resumed_program_whose_new_file_is_not_seen_has_reported_nothing(tmp_p
     assert "did you mean `file: logs/version_*/metrics.csv`? It left logs/version_1/metrics.csv" in resumed.missing
 
 
+@pytest.mark.parametrize("name", ["last.ckpt", "epoch=4.ckpt"])
 @pytest.mark.parametrize("where", [{"file": "m.csv"}, {"file": "*.csv"}, {"pattern": "acc=(?P<acc>{number})"}])
-def test_a_resumed_program_that_writes_nothing_had_nothing_to_do(tmp_path, where):
+def test_a_resumed_program_that_writes_nothing_had_nothing_to_do(tmp_path, where, name):
     (tmp_path / "m.csv").write_text("epoch,acc\n3,0.5\n")
     (tmp_path / "last.ckpt").write_text("3")
     metrics = Metrics.model_validate(where)
@@ -201,10 +202,11 @@ def test_a_resumed_program_that_writes_nothing_had_nothing_to_do(tmp_path, where
     (tmp_path / "output-2.ended").write_text("0")  # the guard's record
     (tmp_path / "setup.log").write_text("unpacked")
     (tmp_path / "teardown.log").write_text("removed")
+    (tmp_path / "model.ckpt").write_text("3")
     resumed.new_rows(final=True)
     assert resumed.missing
     assert resumed.had_nothing_to_do
-    (tmp_path / "next.ckpt").write_text("4")
+    (tmp_path / name).write_text("4")
     assert not resumed.had_nothing_to_do, "it has trained, and what it reported was not seen"
 
 
