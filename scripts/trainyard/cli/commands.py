@@ -100,7 +100,7 @@ def _run_snakemake() -> NoReturn:
     from trainyard.cli.dry_run import REFUSED  # the Snakefile has imported it
 
     # With a file of partitions, which a dry run does not read, another partition is requested.
-    is_refused = REFUSED and not arguments.slurm_partition_config
+    is_refused = REFUSED and not isinstance(arguments.slurm_partition_config, str | Path)
     sys.exit(0 if succeeds and not is_refused else 1)
 
 
