@@ -4,7 +4,7 @@ rule sweeps:
         expand(
             "results/sweeps/{name}/{table}.csv",
             name=project.config.sweeps,
-            table=["trials", "timeline", "epochs", *project.derived_tables["sweeps"]],
+            table=["trials", *project.derived_tables["sweeps"]],
         ),
     message:
         "all sweeps are complete"

@@ -9,7 +9,8 @@ import re
 import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator
-from itertools import pairwise
+from contextlib import suppress
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from trainyard.checks.script_checks import check_script_source, find_started_by
 from trainyard.config.command_lines import LINE
 from trainyard.config.config import Config
 from trainyard.config.metric_names import TRAINING_METRICS, Mode, guess_mode
-from trainyard.config.placeholders import PLACEHOLDER, STYLES, TRIAL_DIR, dotted_items, find_placeholders
+from trainyard.config.placeholders import PLACEHOLDER, TRIAL_DIR, Command, dotted_items, find_placeholders, takes_all
 from trainyard.config.scaling import ScriptScaling, TrainScaling
 from trainyard.config.sweep import CommandSweep, ProgramSweep, Sweep, TrainSweep
 from trainyard.config.train import BUILT_IN_MODEL_ARGS
@@ -113,19 +114,34 @@ def _check_keys(checked: CheckedStudy[ProgramSweep]) -> Iterator[Finding]:
 
 def _check_fixed_values(checked: CheckedStudy[CommandSweep]) -> Iterator[Finding]:
     """Words of the command that set a varied key after the sweep does, of which most programs take the last value."""
-    command = checked.study.command
     varied = {key.replace("-", "_") for key in checked.study.varied_keys}
-    words = shlex.split(command, comments=True) if isinstance(command, str) else command
-    is_set = varied if "settings" in find_placeholders(command) else set[str]()
-    for word, following in pairwise([*words, ""]):
-        name, sign, value = word.partition("=")
-        key = name.lstrip("-+").replace("-", "_")
-        sets = sign or word.startswith("--")
-        if sets and key in is_set and not PLACEHOLDER.search(value if sign else following):
-            message = f"{word if sign else f'{word} {following}'} may take the place of the varied {key}"
-            yield Finding(f"{checked.place}.command", "warns", message, "remove it from the command")
-        placed = find_placeholders([word])
-        is_set |= varied if not placed.isdisjoint(STYLES) else placed & varied
+    for words in _simple_commands(checked.study.command):
+        is_set = varied if "settings" in find_placeholders(words) else set[str]()
+        for word, following in pairwise([*words, ""]):
+            name, sign, text = word.partition("=")
+            value = text if sign else following
+            key = name.lstrip("-+").replace("-", "_")
+            is_fixed = (sign or word.startswith("--")) and not PLACEHOLDER.search(value) and "$" not in value
+            if is_fixed and key in is_set:
+                message = f"{word if sign else f'{word} {following}'} may take the place of the varied {key}"
+                yield Finding(f"{checked.place}.command", "warns", message, "remove it from the command")
+            placed = find_placeholders([word])
+            is_set |= varied if any(takes_all(each, varied) for each in placed) else placed & varied
+
+
+def _simple_commands(command: Command) -> Iterator[list[str]]:
+    """The words of each command of a command line, between its operators and ends of lines; none if it has no end."""
+    if not isinstance(command, str):
+        yield command
+        return
+    text = PLACEHOLDER.sub(lambda found: found[0].replace(" ", ""), command)
+    reader = shlex.shlex(text.replace("\\\n", " ").replace("\n", " ; "), posix=True, punctuation_chars=True)
+    reader.whitespace_split = True
+    reader.commenters = ""
+    with suppress(ValueError):  # a quote in a here-document
+        for ends, words in groupby(list(reader), lambda word: not word.strip("();<>|&")):
+            if not ends:
+                yield list(words)
 
 
 def _check_slots(checked: CheckedStudy[Sweep]) -> Iterator[Finding]:

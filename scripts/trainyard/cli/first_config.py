@@ -321,7 +321,8 @@ def type_words(script: Script, varied: Varied, before: Sequence[str], after: Seq
         if script.settings_file and word.rpartition("=")[2] == script.settings_file:
             kept.append(word.replace(script.settings_file, _SETTINGS))
             continue
-        if script.settings_file and "=" in word and word.partition("=")[0].lstrip("-+") in varied:
+        is_value = bool(kept) and kept[-1].startswith("-")  # of an option that would be left alone
+        if script.settings_file and "=" in word and not is_value and word.partition("=")[0].lstrip("-+") in varied:
             continue
         name = word if script.uses_hydra or word.startswith("--") else word[:2]  # as in -b32
         option = next((each for each in ours.values() if name.partition("=")[0] in (each.flag, *each.names)), None)

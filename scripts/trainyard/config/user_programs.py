@@ -305,13 +305,13 @@ def _compile(pattern: str) -> re.Pattern[str]:
 
 
 def find_mismatch(pattern: str, lines: Collection[str]) -> str:
-    """Up to where a pattern matches one of the lines, none of which it matches as a whole; "" if nowhere."""
+    """Up to where a pattern matches one of the lines, three letters at least, and none as a whole; "" if nowhere."""
     for end in range(len(pattern) - 1, 0, -1):
         try:
             beginning = _compile(pattern[:end])
         except re.error:  # within a group, say
             continue
-        if any(match[0].strip() for match in map(beginning.search, lines) if match):
+        if any(len(match[0].strip()) > 2 for match in map(beginning.search, lines) if match):
             return f": it matches up to {pattern[:end]}, but not the rest, {pattern[end:]}"
     return ""
 

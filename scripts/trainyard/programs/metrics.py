@@ -127,8 +127,7 @@ class MetricsCollector:
         for problem in self.unread.values():
             return problem
         where = self.section.file or f"its output by {' and '.join(self.section.patterns)}"
-        places = (find_mismatch(pattern, self._last_lines) for pattern in self.section.patterns)
-        where_else = next(filter(None, places), "")
+        where_else = self._mismatch
         is_text = not self.section.has_event_files
         hint = find_shared_file(self.section, self.folder, self._began)
         if is_text and not hint:
@@ -162,23 +161,24 @@ class MetricsCollector:
         return self._resumes and not has_problem and not self._has_reported and not self._has_gone_on
 
     @property
-    def _has_gone_on(self) -> bool:
-        """Whether the program has written another checkpoint, or a file of the kind that has its metrics.
+    def _mismatch(self) -> str:
+        """Which part of a pattern matches one of the last lines, none of which matches as a whole; "" if none does."""
+        places = (find_mismatch(pattern, self._last_lines) for pattern in self.section.patterns) if self.section else ()
+        return next(filter(None, places), "")
 
-        Not what it writes at its end: a summary of metrics that the attempt before has printed, a figure, or its model
-        under a new name without a number.
+    @property
+    def _has_gone_on(self) -> bool:
+        """Whether the program has written a checkpoint, or, if its metrics are in files, any file.
+
+        Beside metrics that are printed, a program that resumed after its last epoch may write a summary or a figure,
+        unless it has printed metrics in another form.
         """
         left = self._left_files
-        if self._checkpoint is None or (self.section and self.section.has_event_files):
+        if not left or self._checkpoint is None or (self.section and self.section.file):
             return bool(left)
         checkpoints = set(self.folder.glob(self._checkpoint))
-        kind = Path(self.section.file).suffix if self.section and self.section.file else None
-        for path in left:
-            is_checkpoint = not checkpoints.isdisjoint((path, *path.parents))
-            is_next = path in self._before or re.search(r"\d", str(path.relative_to(self.folder)))
-            if path.suffix == kind or (is_checkpoint and is_next):
-                return True
-        return False
+        has_saved = any(not checkpoints.isdisjoint((path, *path.parents)) for path in left)
+        return has_saved or bool(self._mismatch)
 
     @property
     def _has_reported(self) -> bool:

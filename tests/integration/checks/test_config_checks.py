@@ -201,6 +201,10 @@ def test_a_ranking_by_seconds_for_want_of_metrics_is_reported(mistakes, caplog, 
         ("python3 -c 1 {args:hydra} LR=0.3", "LR=0.3 may take the place of the varied LR"),
         ("python3 -c 1 LR=0.3 --config {settings}", "LR=0.3 may take the place of the varied LR"),
         ("LR=0.3 python3 -c 1 --LR 0.1 --LR {LR} --name LR={LR}", ""),
+        ("LR={LR}; python3 -c 1 --LR $LR --LR=$LR", ""),
+        ("python3 -c 1 --LR {LR} && python3 -c 2 --LR 3 | python3 -c 3 --LR 4", ""),
+        ("python3 -c 1 --LR 3\npython3 -c 1 \\\n--LR {LR} --out {2 * LR}", ""),
+        ("cat <<'E'\nit's\nE\necho {LR}", ""),
     ],
 )
 def test_a_value_in_the_command_that_holds_for_all_trials_is_named(tmp_path, monkeypatch, command, said):

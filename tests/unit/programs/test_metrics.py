@@ -189,25 +189,33 @@ def test_a_resumed_program_whose_new_file_is_not_seen_has_reported_nothing(tmp_p
     assert "did you mean `file: logs/version_*/metrics.csv`? It left logs/version_1/metrics.csv" in resumed.missing
 
 
-@pytest.mark.parametrize("name", ["last.ckpt", "epoch=4.ckpt"])
 @pytest.mark.parametrize("where", [{"file": "m.csv"}, {"file": "*.csv"}, {"pattern": "acc=(?P<acc>{number})"}])
-def test_a_resumed_program_that_writes_nothing_had_nothing_to_do(tmp_path, where, name):
+def test_a_resumed_program_that_writes_nothing_had_nothing_to_do(tmp_path, where):
     (tmp_path / "m.csv").write_text("epoch,acc\n3,0.5\n")
     (tmp_path / "last.ckpt").write_text("3")
     metrics = Metrics.model_validate(where)
     resumed = MetricsCollector(metrics, tmp_path, checkpoint="*.ckpt", resumes=True)
     (tmp_path / "hparams.yaml").write_text("lr: 0.1")  # as Lightning does at each start
-    (tmp_path / "summary.json").write_text('{"acc": 0.5}')  # it was interrupted before it wrote this
     (tmp_path / "output-2.log").write_text("nothing to do")
     (tmp_path / "output-2.ended").write_text("0")  # the guard's record
     (tmp_path / "setup.log").write_text("unpacked")
     (tmp_path / "teardown.log").write_text("removed")
-    (tmp_path / "model.ckpt").write_text("3")
     resumed.new_rows(final=True)
     assert resumed.missing
     assert resumed.had_nothing_to_do
-    (tmp_path / name).write_text("4")
+    (tmp_path / "next.ckpt").write_text("4")
     assert not resumed.had_nothing_to_do, "it has trained, and what it reported was not seen"
+
+
+@pytest.mark.parametrize(("line", "had_nothing"), [("wrote summary.json", True), ("epoch 9 acc: 0.6", False)])
+def test_a_program_that_resumed_after_its_last_epoch_may_write_its_summary(tmp_path, line, had_nothing):
+    """It was interrupted before it did, and the metrics that it had printed count; unless it prints them otherwise."""
+    pattern = "acc=(?P<acc>{number})"
+    resumed = MetricsCollector(Metrics(pattern=pattern), tmp_path, checkpoint="*.ckpt", resumes=True)
+    (tmp_path / "summary.json").write_text('{"acc": 0.5}')
+    resumed.add_line(line)
+    resumed.new_rows(final=True)
+    assert resumed.had_nothing_to_do == had_nothing
 
 
 def test_a_resumed_program_may_append_to_the_file_that_matches(tmp_path):
