@@ -6,11 +6,9 @@ data and on a user's code. The state of a cluster is checked by `trainyard docto
 
 import math
 import re
-import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
-from itertools import groupby, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +25,7 @@ from trainyard.checks.script_checks import check_script_source, find_started_by
 from trainyard.config.command_lines import LINE
 from trainyard.config.config import Config
 from trainyard.config.metric_names import TRAINING_METRICS, Mode, guess_mode
-from trainyard.config.placeholders import PLACEHOLDER, TRIAL_DIR, Command, dotted_items, find_placeholders, takes_all
+from trainyard.config.placeholders import PLACEHOLDER, TRIAL_DIR, dotted_items, find_placeholders, takes_all
 from trainyard.config.scaling import ScriptScaling, TrainScaling
 from trainyard.config.sweep import CommandSweep, ProgramSweep, Sweep, TrainSweep
 from trainyard.config.train import BUILT_IN_MODEL_ARGS
@@ -37,6 +35,7 @@ from trainyard.data.known_images import KnownImages, known_images
 from trainyard.planning.journal import journal_files
 from trainyard.programs.metric_patterns import parse_lines
 from trainyard.programs.metric_rows import numeric_row
+from trainyard.programs.started_scripts import split_commands
 from trainyard.utils.text import count_of, suggest
 
 Trained = TrainSweep | TrainScaling
@@ -115,8 +114,14 @@ def _check_keys(checked: CheckedStudy[ProgramSweep]) -> Iterator[Finding]:
 def _check_fixed_values(checked: CheckedStudy[CommandSweep]) -> Iterator[Finding]:
     """Words of the command that set a varied key after the sweep does, of which most programs take the last value."""
     varied = {key.replace("-", "_") for key in checked.study.varied_keys}
-    for words in _simple_commands(checked.study.command):
-        is_set = varied if "settings" in find_placeholders(words) else set[str]()
+    command = checked.study.command
+    if isinstance(command, str):
+        text = PLACEHOLDER.sub(lambda found: found[0].replace(" ", ""), command)  # one word
+        commands = split_commands(text.replace("\\\n", " "))
+    else:
+        commands = [command]
+    for words in commands:
+        is_set = set(varied if "settings" in find_placeholders(words) else ())
         for word, following in pairwise([*words, ""]):
             name, sign, text = word.partition("=")
             value = text if sign else following
@@ -127,21 +132,6 @@ def _check_fixed_values(checked: CheckedStudy[CommandSweep]) -> Iterator[Finding
                 yield Finding(f"{checked.place}.command", "warns", message, "remove it from the command")
             placed = find_placeholders([word])
             is_set |= varied if any(takes_all(each, varied) for each in placed) else placed & varied
-
-
-def _simple_commands(command: Command) -> Iterator[list[str]]:
-    """The words of each command of a command line, between its operators and ends of lines; none if it has no end."""
-    if not isinstance(command, str):
-        yield command
-        return
-    text = PLACEHOLDER.sub(lambda found: found[0].replace(" ", ""), command)
-    reader = shlex.shlex(text.replace("\\\n", " ").replace("\n", " ; "), posix=True, punctuation_chars=True)
-    reader.whitespace_split = True
-    reader.commenters = ""
-    with suppress(ValueError):  # a quote in a here-document
-        for ends, words in groupby(list(reader), lambda word: not word.strip("();<>|&")):
-            if not ends:
-                yield list(words)
 
 
 def _check_slots(checked: CheckedStudy[Sweep]) -> Iterator[Finding]:

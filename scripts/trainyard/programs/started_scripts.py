@@ -128,7 +128,7 @@ class _ShellReader:
         self.lines += lines
         variables = dict[str, str]()
         where: Path | None = folder
-        for command in _simple_commands("\n".join(line.text for line in lines)):
+        for command in map(_SimpleCommand.of, split_commands("\n".join(line.text for line in lines))):
             words = command.words
             self.command_count += bool(words)
             if not words:
@@ -223,8 +223,8 @@ def _split_lines(text: str, path: Path | None = None, options: tuple[str, ...] =
     return lines
 
 
-def _simple_commands(text: str) -> list[_SimpleCommand]:
-    """The simple commands of a text for a shell without comments, up to quotes that only a shell can follow."""
+def split_commands(text: str) -> list[list[str]]:
+    """The words of each simple command of a text for a shell without comments, up to quotes that only it can follow."""
     lexer = shlex.shlex(text, posix=True, punctuation_chars=";&|()<>\n")
     lexer.whitespace = " \t\r"
     lexer.whitespace_split = True
@@ -241,7 +241,7 @@ def _simple_commands(text: str) -> list[_SimpleCommand]:
                 is_target = True
             else:
                 commands.append([])
-    return [_SimpleCommand.of(words) for words in commands]
+    return commands
 
 
 def _find_script(words: list[str]) -> tuple[str, bool, list[str]]:
