@@ -13,6 +13,7 @@ if not scripts.exists():  # it is imported from a repository
     checkout = workflow.source_path("scripts/trainyard/cli/checkout.py")
     scripts = runpy.run_path(checkout)["check_out"](home)
 sys.path.insert(0, str(scripts))
+import trainyard.utils.quick_imports
 from trainyard.cli.kept_outputs import keep_outputs_of_others
 from trainyard.cli.snakefile import open_workflow, plain_errors
 

@@ -10,6 +10,7 @@ import argparse
 import logging
 from functools import partial
 
+import trainyard.utils.quick_imports  # noqa: F401
 from trainyard.cli import command_line
 from trainyard.cluster.ray.worker_parent import fork_parent
 from trainyard.config.load import read_config

@@ -3,6 +3,7 @@
 import argparse
 import logging
 
+import trainyard.utils.quick_imports  # noqa: F401
 from trainyard.cli import command_line
 from trainyard.planning.added_trials import read_current_config
 from trainyard.planning.receipts import TABLES, made_for, table_terms

@@ -11,6 +11,7 @@ import argparse
 import logging
 from pathlib import Path
 
+import trainyard.utils.quick_imports  # noqa: F401
 from trainyard.cli import command_line
 from trainyard.cluster.job_memory import record_memory
 from trainyard.cluster.job_step import is_rank

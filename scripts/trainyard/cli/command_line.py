@@ -1,6 +1,7 @@
 """The command line of all programs: options, logging, exit codes, and a stack trace for bugs only."""
 
 import argparse
+import gc
 import logging
 import os
 import signal
@@ -59,6 +60,8 @@ def run_program(main: Callable[[argparse.Namespace], int | None], arguments: arg
     SIGINT interrupts it even if the parent process ignores SIGINT, as a script does for `program &`, and so do the
     other signals that end a job, unless it is a rank.
     """
+    gc.freeze()  # the modules
+    gc.enable()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     set_up_logging(arguments.log_file, to_stderr=AS_JSON in sys.argv)
     if not is_rank():

@@ -3,17 +3,20 @@
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import cycle
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import full_seconds, relative_cost
 from trainyard.planning.attempts import Attempt, whole_seconds
-from trainyard.planning.duration_model import UNFINISHED, Array, Prediction, predict
 from trainyard.planning.history import History
 from trainyard.planning.order import makespan, spanning_trials
 from trainyard.planning.task import folder_name
 from trainyard.planning.trial_space import is_placeholder
 
+if TYPE_CHECKING:
+    from trainyard.planning.duration_model import Array, Prediction
+
+UNFINISHED: Final = (1.05, 2.0)  # assumed range of the duration of an interrupted trial, relative to what it ran
 UNPROVEN_STARTUP_SECONDS: Final = 60.0  # assumed from the start of the driver to the first trial
 
 
@@ -68,7 +71,7 @@ class DurationForecast:
         """Seconds that unfinished trials exceed with 5 % probability; empty without evidence."""
         return self._by_name(self._prediction.upper_bounds()) if self._prediction else {}
 
-    def _by_name(self, seconds: Array) -> dict[str, float]:
+    def _by_name(self, seconds: "Array") -> dict[str, float]:
         return dict(zip(self.unfinished, seconds.tolist(), strict=True))
 
     def durations(self, names: Iterable[str]) -> list[float]:
@@ -107,10 +110,10 @@ class DurationForecast:
         return sum(max(longest, expected) for expected in self.seconds.values())
 
     @cached_property
-    def _prediction(self) -> Prediction | None:
+    def _prediction(self) -> "Prediction | None":
         return self.predict(self.unfinished, {})
 
-    def predict(self, names: Sequence[str], finished: Mapping[str, float]) -> Prediction | None:
+    def predict(self, names: Sequence[str], finished: Mapping[str, float]) -> "Prediction | None":
         """The durations of trials, from the journal and the seconds of trials that have `finished` since.
 
         These have run here. Of the GPU models that a job may get, each is equally probable; if that is unknown, those
@@ -123,6 +126,8 @@ class DurationForecast:
         evidence = {name: seconds for name, seconds in measured.items() if seconds and name in trials}
         if not evidence:
             return None
+        from trainyard.planning.duration_model import Prediction, predict  # numpy takes a tenth of a second to import
+
         ran = [self.interrupted_seconds(name) for name in names]
         drawn = cycle(
             name for name in evidence if not is_placeholder(name)
@@ -142,7 +147,7 @@ class DurationForecast:
             for model in ([here] if finished else models)
         ]
         prediction = Prediction.of_any([each for each in predictions if each])
-        return prediction.longer_than(ran) if any(ran) else prediction
+        return prediction.longer_than(ran, UNFINISHED) if any(ran) else prediction
 
     # ---- what was measured
 

@@ -36,7 +36,6 @@ NOISE: Final = (0.015, 0.05, 0.6)  # least, median, and standard deviation of it
 STRAGGLERS: Final = (0.5, 3.0)  # prior counts of stragglers and other trials (a Beta prior)
 EXCESS: Final = (0.75, 0.4)  # mean and standard deviation of what a straggler adds
 
-UNFINISHED: Final = (1.05, 2.0)  # assumed range of the duration of an interrupted trial, relative to what it ran
 LOG_RANGE: Final = np.log(1e5)  # limit of predictions below the shortest and above the longest measured duration
 MAX_EVIDENCE: Final = 32  # trials, evenly spaced: more would take long and change little
 HYPOTHESES: Final = (200, 600)  # fewer with more evidence
@@ -64,9 +63,12 @@ class Prediction:
         """Seconds that each trial exceeds with 5 % probability (95 % quantiles)."""
         return np.quantile(self.draws, 0.95, axis=0)
 
-    def longer_than(self, ran: Sequence[float]) -> "Prediction":
-        """The prediction if each trial takes longer than the seconds that it ran until it was interrupted."""
-        least = np.outer(np.linspace(*UNFINISHED, len(self.draws)), ran)
+    def longer_than(self, ran: Sequence[float], assumed: tuple[float, float]) -> "Prediction":
+        """The prediction if each trial takes longer than the seconds that it ran until it was interrupted.
+
+        Relative to these, its duration is assumed to be in this range.
+        """
+        least = np.outer(np.linspace(*assumed, len(self.draws)), ran)
         return Prediction(np.maximum(self.seconds, least.mean(axis=0)), np.maximum(self.draws, least))
 
 
@@ -158,10 +160,10 @@ def _draw_terms(
     """The terms, (t, 1, n) and (t, n), and a number of hypotheses: power, mean, error, log offset, (4, t, h, 1)."""
     none = np.zeros(len(trials), np.intp)
     costs = centered_logs(relative) if relative is not None and 0 < min(relative) < max(relative) else None
-    terms = [(none + 1.0, none, LEVEL), *([] if costs is None else [(costs, none, COST)])]
-    for x, groups in key_columns(trials):
-        kind = TEXT if groups.any() else NUMBER
-        terms.append((x, groups, kind if costs is None else BESIDE_COST))
+    terms = [(none + 1.0, none, LEVEL), *([] if costs is None else [(np.array(costs), none, COST)])]
+    for logs, texts in key_columns(trials):
+        kind = TEXT if any(texts) else NUMBER
+        terms.append((np.array(logs), np.array(texts, np.intp), kind if costs is None else BESIDE_COST))
     if len(models := list(dict.fromkeys(gpu_models))) > 1:
         terms.append((none + 1.0, np.array([models.index(each) for each in gpu_models], np.intp), GPU_MODEL))
     drawn = [prior[generator.choice(len(prior), count, p=prior[:, 0]), 1:] for _, _, prior in terms]

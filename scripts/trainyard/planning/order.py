@@ -6,17 +6,13 @@ the first trials span the keys: their durations are then the best evidence for t
 """
 
 import heapq
+import math
 from collections.abc import Iterator, Sequence
+from statistics import fmean
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from trainyard.config.sweep import is_seed
 from trainyard.config.trials import Trial
-
-Seconds = NDArray[np.float64]
-Places = NDArray[np.intp]  # in the given order
 
 
 def makespan(durations: Sequence[float], slots: int) -> float:
@@ -66,24 +62,33 @@ def spanning_trials(trials: Sequence[Trial], count: int) -> list[int]:
     Two texts differ by 1, two numbers by the difference of their logs over its largest value. The first trial is the
     one with the most extreme numbers. Of equally distant trials, the first one is taken.
     """
-    keys = list(key_columns(trials))
+    count = min(count, len(trials))
+    keys = list[tuple[list[float], list[int]]]()
+    for logs, groups in key_columns(trials):
+        largest = (max(logs) - min(logs)) or 1.0
+        keys.append(([each / largest for each in logs], groups))
     if not keys:
-        return list(range(min(count, len(trials))))
-    numbers = np.stack([logs / (np.ptp(logs) or 1.0) for logs, _ in keys])  # (keys, trials)
-    texts = np.stack([groups for _, groups in keys])
-    middle = (numbers.min(axis=1) + numbers.max(axis=1))[:, None] / 2
-    distance = np.abs(numbers - middle).sum(axis=0)
+        return list(range(count))
+    distances = [0.0] * len(trials)
+    for numbers, _ in keys:
+        middle = (min(numbers) + max(numbers)) / 2
+        for place, number in enumerate(numbers):
+            distances[place] += abs(number - middle)
     chosen = list[int]()
-    while len(chosen) < min(count, len(trials)):
-        chosen.append(int(distance.round(9).argmax()))  # rounding errors decide no tie
-        last = slice(chosen[-1], chosen[-1] + 1)
-        nearest = (np.abs(numbers - numbers[:, last]) + (texts != texts[:, last])).sum(axis=0)
-        distance = nearest if len(chosen) == 1 else np.minimum(distance, nearest)
-        distance[chosen] = -1.0
+    while len(chosen) < count:
+        last = max(range(len(trials)), key=lambda place: round(distances[place], 9))  # rounding errors decide no tie
+        from_last = [0.0] * len(trials)
+        for numbers, groups in keys:
+            for place, (number, group) in enumerate(zip(numbers, groups, strict=True)):
+                from_last[place] += abs(number - numbers[last]) + (group != groups[last])
+        distances = list(map(min, distances, from_last)) if chosen else from_last
+        chosen.append(last)
+        for place in chosen:
+            distances[place] = -1.0
     return chosen
 
 
-def key_columns(trials: Sequence[Trial]) -> Iterator[tuple[Seconds, Places]]:
+def key_columns(trials: Sequence[Trial]) -> Iterator[tuple[list[float], list[int]]]:
     """Of each key that may affect durations: the logs of numbers and all 0, or all 1 and the places of texts."""
     for key in dict.fromkeys(key for trial in trials for key in trial.values):
         values: list[Any] = [trial.values.get(key) for trial in trials]
@@ -92,12 +97,12 @@ def key_columns(trials: Sequence[Trial]) -> Iterator[tuple[Seconds, Places]]:
             continue
         logs = centered_logs(values)
         if logs is None:
-            yield np.ones(len(values)), np.array([places[str(value)] for value in values], np.intp)
+            yield [1.0] * len(values), [places[str(value)] for value in values]
         else:
-            yield logs, np.zeros(len(values), np.intp)
+            yield logs, [0] * len(values)
 
 
-def centered_logs(values: Sequence[Any]) -> Seconds | None:
+def centered_logs(values: Sequence[Any]) -> list[float] | None:
     """The logs of numbers, less their mean; None if not all values are numbers with which one can compute.
 
     Numbers that are not all positive are shifted.
@@ -106,8 +111,10 @@ def centered_logs(values: Sequence[Any]) -> Seconds | None:
         isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e100 for value in values
     ):
         return None
-    numbers = np.array(values, np.float64)
-    if numbers.min() <= 0:
-        numbers += (np.ptp(numbers) or 1.0) / 10 - numbers.min()
-    logs: Seconds = np.log(numbers) - np.log(numbers).mean()
-    return logs
+    least = min(values)
+    shift = 0.0
+    if least <= 0:
+        shift = ((max(values) - least) or 1.0) / 10 - least
+    logs = [math.log(value + shift) for value in values]
+    mean = fmean(logs)
+    return [each - mean for each in logs]

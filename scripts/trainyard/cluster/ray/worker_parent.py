@@ -149,6 +149,7 @@ def _run(control: socket.socket, of_program: str) -> NoReturn:
     global preload_seconds
     preload_seconds = _preload(modules)
     gc.freeze()  # a collection in a worker would write to all these objects, and the kernel would copy their pages
+    gc.enable()
     if command := _fork_workers(control):
         sys.argv = command
         sys.orig_argv = [sys.executable, *command]
