@@ -6,7 +6,7 @@ It is what `trainyard run` prints at its end. It writes nothing, and works while
 import argparse
 
 from trainyard.cli import command_line, json_output
-from trainyard.cli.status_view import describe_other_run
+from trainyard.cli.progress import describe_other_run
 from trainyard.cli.sweep_answer import answer_as_json, describe_sweep
 from trainyard.config.load import read_config
 from trainyard.planning.history import read_state

@@ -12,7 +12,8 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 from trainyard.cli import command_line, json_output
-from trainyard.cli.status_view import describe_other_run, progress_as_json, status_view, sweep_has_ended
+from trainyard.cli.progress import describe_other_run, progress_as_json, sweep_has_ended
+from trainyard.cli.status_view import status_view
 from trainyard.cluster.slurm_queries import list_jobs_in
 from trainyard.cluster.stop_request import StopRequest
 from trainyard.config.load import read_config

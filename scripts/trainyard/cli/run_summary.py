@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from trainyard.cli.command_line import INTERRUPTED
-from trainyard.cli.status_view import may_run
+from trainyard.cli.progress import may_run
 from trainyard.cli.sweep_answer import describe_sweep
 from trainyard.cluster import host
 from trainyard.config.config import Config

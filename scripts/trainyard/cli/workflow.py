@@ -22,9 +22,9 @@ from trainyard.cli.conclusion import Conclusion
 from trainyard.cli.job_resources import StagingJobs, SweepJobs, TrainJobs, Wildcards, match_any
 from trainyard.cli.paths import check_paths
 from trainyard.cli.profile import Profile
+from trainyard.cli.progress import describe_progress
 from trainyard.cli.run_summary import JobFailure, RunSummary, notify, read_jobs
 from trainyard.cli.screen import SCREEN
-from trainyard.cli.status_view import describe_progress
 from trainyard.cluster.stop_request import POLL_SECONDS
 from trainyard.config.datasets import has_images, needs_download
 from trainyard.config.load import as_given, check_config, config_copy

@@ -411,10 +411,10 @@ def read_state(
 
 def dataset_digest(results: Path, study: Sweep | Scaling) -> str:
     """The digest of a study's staged dataset; a constant if it has none or it is not staged."""
-    from trainyard.data.staged import read_meta  # it imports numpy, which takes a tenth of a second
-
     if study.dataset is None:
         return "no dataset"
+    from trainyard.data.staged import read_meta  # it imports numpy, which takes a tenth of a second
+
     try:
         return read_meta(results / "data" / study.dataset).digest
     except MissingResultError:

@@ -14,7 +14,8 @@ import pytest
 import status
 from rich.console import Console
 from sweep_journals import record_attempt, session_of
-from trainyard.cli.status_view import describe_other_run, describe_progress, status_view, sweep_has_ended
+from trainyard.cli.progress import describe_other_run, describe_progress, sweep_has_ended
+from trainyard.cli.status_view import status_view
 from trainyard.cli.workflow import Workflow
 from trainyard.cluster import host
 from trainyard.cluster.slurm_queries import parse_user_job
