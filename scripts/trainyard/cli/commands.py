@@ -5,6 +5,7 @@ config. In a clone, it is `.venv/bin/trainyard`, which `make env` writes.
 """
 
 import argparse
+import gc
 import os
 import re
 import shlex
@@ -88,12 +89,23 @@ def _print_error(error: UserError, typed: Sequence[str]) -> None:
 
 def _run_snakemake() -> NoReturn:
     """Run Snakemake as its own `main` does, which says at each start which profile it uses."""
-    from snakemake.cli import args_to_api, parse_args  # takes more than a second
+    gc.disable()  # until the Snakefile has imported what it needs
+    from snakemake.cli import args_to_api, parse_args  # takes a second
     from snakemake.exceptions import CliException
 
+    from trainyard.config.parser import read_file
+
     try:
-        with redirect_stderr(StringIO()):  # `_check_options` has refused wrong words
-            parser, arguments = parse_args(None)
+        try:
+            with redirect_stderr(StringIO()):
+                parser, arguments = parse_args(None)
+        except SystemExit:
+            _check_options()
+            raise
+        except ValueError as error:
+            raise UserError(f"an option has a value that Snakemake cannot read: {error}") from None
+        for file in arguments.configfile or ():
+            read_file(Path(file))  # Snakemake reads it before the Snakefile, and has its own words for errors
         succeeds = args_to_api(arguments, parser)
     except CliException as error:
         raise UserError(str(error)) from None
@@ -181,7 +193,6 @@ def build_call(verb: str, words: Sequence[str]) -> list[str]:
             raise UserError(absent_config(config))
         options += ["--configfile", str(config)]
     profile = str(find_profile(arguments.profile))
-    _check_options(options, profile)
     _warn_of_resources(Path(profile), options)
     snakemake = [str(Path(sys.executable).with_name("snakemake")), "--snakefile", str(HOME / "Snakefile")]
     if arguments.verbose:
@@ -206,30 +217,20 @@ def _refuse(message: str) -> NoReturn:
     raise UserError(message)
 
 
-def _check_options(options: Sequence[str], profile: str) -> None:
-    """Raise a UserError at an option or value that Snakemake does not take, or a config file that cannot be parsed.
+def _check_options() -> None:
+    """Raise a UserError at an option or value that Snakemake does not take: it would print all its options."""
+    from snakemake.cli import get_argument_parser
 
-    Snakemake would print all its options, or its own words about the file, which it reads before the Snakefile.
-    """
-    from snakemake.cli import get_argument_parser  # takes more than a second to import
-    from snakemake.exceptions import CliException
-
-    from trainyard.config.parser import read_file
-
-    parser = get_argument_parser([profile])
+    words = sys.argv[1:]
+    parser = get_argument_parser([words[words.index("--profile") + 1]])
     parser.error = _refuse
-    try:
-        arguments, unknown = parser.parse_known_args(options)
-    except CliException as error:  # of a value
-        raise UserError(str(error)) from None
+    _, unknown = parser.parse_known_args(words[: words.index("--")] if "--" in words else words)
     if unknown:
         name = unknown[0].partition("=")[0]
         hint = suggest(name, parser._option_string_actions, otherwise="`snakemake --help` lists all")
         if name == "--json":
             hint = "`trainyard status --json` and `trainyard best --json` have the result"
         raise UserError(f"there is no option {name!r}; {hint}")
-    for file in arguments.configfile or ():
-        read_file(Path(file))
 
 
 if __name__ == "__main__":
