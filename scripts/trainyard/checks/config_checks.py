@@ -121,17 +121,24 @@ def _check_fixed_values(checked: CheckedStudy[CommandSweep]) -> Iterator[Finding
     else:
         commands = [command]
     for words in commands:
-        is_set = set(varied if "settings" in find_placeholders(words) else ())
+        sets = dict[str, str]()  # the varied key that a name sets
+        if "settings" in find_placeholders(words):
+            sets |= {key: key for key in varied}
         for word, following in pairwise([*words, ""]):
             name, sign, text = word.partition("=")
             value = text if sign else following
-            key = name.lstrip("-+").replace("-", "_")
-            is_fixed = (sign or word.startswith("--")) and not PLACEHOLDER.search(value) and "$" not in value
-            if is_fixed and key in is_set:
-                message = f"{word if sign else f'{word} {following}'} may take the place of the varied {key}"
+            name = name.lstrip("-+").replace("-", "_")
+            is_option = word.startswith("--")
+            is_fixed = (sign or is_option) and not PLACEHOLDER.search(value) and "$" not in value
+            if is_fixed and name in sets:
+                message = f"{word if sign else f'{word} {following}'} may take the place of the varied {sets[name]}"
                 yield Finding(f"{checked.place}.command", "warns", message, "remove it from the command")
             placed = find_placeholders([word])
-            is_set |= varied if any(takes_all(each, varied) for each in placed) else placed & varied
+            takes_them_all = any(takes_all(each, varied) for each in placed)
+            sets |= {key: key for key in (varied if takes_them_all else placed & varied)}
+            whole = value.removeprefix("{").removesuffix("}")
+            if is_option and whole in varied and value != whole:
+                sets[name] = whole
 
 
 def _check_slots(checked: CheckedStudy[Sweep]) -> Iterator[Finding]:
