@@ -30,6 +30,16 @@ STUDIES = {
 # A workflow with a module, as the documentation shows it.
 DOCUMENTED = re.search(r"```snakemake\n(.*?)```", (ROOT / "docs/install.md").read_text(), re.DOTALL)[1]
 # `shell.prefix` in a module would change the commands of all rules.
+# What Python writes when it collects the object, at the end.
+OWN_OBJECT = """
+class Records:
+    def __init__(self):
+        self.itself = self
+        self.file = open("records.txt", "w")
+
+records = Records()
+records.file.write("written")
+"""
 OWN_RULE = '\nrule own:\n    shell: "echo SCRIPTS=${{SCRIPTS:-none}}"\n'
 
 
@@ -60,8 +70,9 @@ def test_another_workflow_runs_a_sweep_with_prefixed_rules_and_results(importing
     assert re.search(planned, output), "settings of the profile for a prefixed rule are found"
     assert {path.name for path in importing.folder.iterdir()} <= {"config.yaml", ".snakemake"}
 
-    snakefile.write_text(snakefile.read_text() + OWN_RULE)
+    snakefile.write_text(OWN_OBJECT + snakefile.read_text() + OWN_RULE)
     assert "SCRIPTS=none" in run_snakemake(importing, snakefile, "count_trials", "own"), "its commands are its own"
+    assert (importing.folder / "records.txt").read_text() == "written"
     assert (importing.folder / "counted.txt").read_text().strip() == "3"
     rows = pd.read_csv(importing.folder / "training/results/sweeps/noise/trials.csv")
     assert rows["x"].tolist() == [0.5, 1e-5], "numbers as in a config file of Trainyard"

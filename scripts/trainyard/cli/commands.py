@@ -89,21 +89,25 @@ def _print_error(error: UserError, typed: Sequence[str]) -> None:
 
 def _run_snakemake() -> NoReturn:
     """Run Snakemake as its own `main` does, which says at each start which profile it uses."""
-    gc.disable()  # until the Snakefile has imported what it needs
+    gc.disable()  # nothing that Snakemake's modules define is garbage
     from snakemake.cli import args_to_api, parse_args  # takes a second
-    from snakemake.exceptions import CliException
+    from snakemake.exceptions import CliException, WorkflowError
 
     from trainyard.config.parser import read_file
 
     try:
         try:
-            with redirect_stderr(StringIO()):
+            with redirect_stderr(StringIO()) as said:
                 parser, arguments = parse_args(None)
-        except SystemExit:
-            _check_options()
+        except SystemExit as end:
+            if end.code:
+                _check_options()
+                print(said.getvalue(), file=sys.stderr)  # of another profile
             raise
-        except ValueError as error:
+        except (ValueError, WorkflowError) as error:
             raise UserError(f"an option has a value that Snakemake cannot read: {error}") from None
+        gc.freeze()
+        gc.enable()
         for file in arguments.configfile or ():
             read_file(Path(file))  # Snakemake reads it before the Snakefile, and has its own words for errors
         succeeds = args_to_api(arguments, parser)

@@ -82,7 +82,8 @@ def open_workflow(snakemake: Snakemake, config: Mapping[str, Any]) -> Workflow:
         rules = snakemake.current_basedir.join("workflow/rules")
         file = None if is_module else workflow.config_file.absolute()
         slurm_executor.register(workflow, config_file=file, own_rules=rules)
-    gc.freeze()  # the modules, as of Snakemake
+    if not is_module:
+        gc.freeze()  # the modules, as of Snakemake
     gc.enable()
     return workflow
 

@@ -44,8 +44,8 @@ class DurationForecast:
     def order(self, slots: int) -> list[str]:
         """The pending trials in the order in which they start on a number of slots.
 
-        As long as nothing is known about durations, the first ones, one per slot, span the keys; the others follow in
-        the order of the config.
+        As long as nothing is known about durations, the first ones, one per slot, span the keys (at most 64); the
+        others follow in the order of the config.
         """
         if self._costs:
             return self.pending

@@ -9,10 +9,12 @@ import heapq
 import math
 from collections.abc import Iterator, Sequence
 from statistics import fmean
-from typing import Any
+from typing import Any, Final
 
 from trainyard.config.sweep import is_seed
 from trainyard.config.trials import Trial
+
+MAX_SPANNING: Final = 64  # trials
 
 
 def makespan(durations: Sequence[float], slots: int) -> float:
@@ -60,31 +62,38 @@ def spanning_trials(trials: Sequence[Trial], count: int) -> list[int]:
     """The places of trials that differ from each other in as many keys as possible, found greedily: farthest first.
 
     Two texts differ by 1, two numbers by the difference of their logs over its largest value. The first trial is the
-    one with the most extreme numbers. Of equally distant trials, the first one is taken.
+    one with the most extreme numbers. Of equally distant trials, the first one is taken. At most `MAX_SPANNING` are
+    found: more would add little to what is known of durations then.
     """
-    count = min(count, len(trials))
-    keys = list[tuple[list[float], list[int]]]()
+    numbers = list[list[float]]()  # per key
+    texts = list[list[int]]()
     for logs, groups in key_columns(trials):
-        largest = (max(logs) - min(logs)) or 1.0
-        keys.append(([each / largest for each in logs], groups))
-    if not keys:
+        if any(groups):
+            texts.append(groups)
+        else:
+            largest = (max(logs) - min(logs)) or 1.0
+            numbers.append([each / largest for each in logs])
+    count = min(count, len(trials), MAX_SPANNING)
+    if not (numbers or texts):
         return list(range(count))
     distances = [0.0] * len(trials)
-    for numbers, _ in keys:
-        middle = (min(numbers) + max(numbers)) / 2
-        for place, number in enumerate(numbers):
-            distances[place] += abs(number - middle)
+    for values in numbers:
+        middle = (min(values) + max(values)) / 2
+        distances = [far + abs(value - middle) for far, value in zip(distances, values, strict=True)]
     chosen = list[int]()
     while len(chosen) < count:
-        last = max(range(len(trials)), key=lambda place: round(distances[place], 9))  # rounding errors decide no tie
+        rounded = [round(each, 9) for each in distances]  # rounding errors decide no tie
+        last = rounded.index(max(rounded))
         from_last = [0.0] * len(trials)
-        for numbers, groups in keys:
-            for place, (number, group) in enumerate(zip(numbers, groups, strict=True)):
-                from_last[place] += abs(number - numbers[last]) + (group != groups[last])
+        for values in numbers:
+            own = values[last]
+            from_last = [far + abs(value - own) for far, value in zip(from_last, values, strict=True)]
+        for groups in texts:
+            own_group = groups[last]
+            from_last = [far + (group != own_group) for far, group in zip(from_last, groups, strict=True)]
         distances = list(map(min, distances, from_last)) if chosen else from_last
+        distances[last] = -1.0
         chosen.append(last)
-        for place in chosen:
-            distances[place] = -1.0
     return chosen
 
 
@@ -112,9 +121,9 @@ def centered_logs(values: Sequence[Any]) -> list[float] | None:
     ):
         return None
     least = min(values)
-    shift = 0.0
     if least <= 0:
-        shift = ((max(values) - least) or 1.0) / 10 - least
-    logs = [math.log(value + shift) for value in values]
+        shift = (max(values) - least) / 10 or 0.1
+        values = [value - least + shift for value in values]
+    logs = list(map(math.log, values))
     mean = fmean(logs)
     return [each - mean for each in logs]

@@ -19,7 +19,8 @@ LOCAL = str(ROOT / "profiles/local")
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("gc.disable", lambda: None)
+    for name in ("disable", "freeze"):
+        monkeypatch.setattr(f"gc.{name}", lambda: None)
     (tmp_path / "trainyard.yaml").touch()
     return tmp_path
 
@@ -100,6 +101,26 @@ def test_snakemake_runs_in_this_process_and_ends_it(folder, monkeypatch, capsys,
     assert end.value.code == code
     assert called == build_call(verb, ["--jobs", "4"])
     assert capsys.readouterr().err == "", "nor does it say which profile it uses"
+
+
+def test_garbage_is_collected_when_snakemake_runs(folder, monkeypatch):
+    """Also by a Snakefile that is not Trainyard's."""
+    steps = []
+    monkeypatch.setenv(TYPED, "")
+    monkeypatch.setattr(Screen, "take_over", lambda self: None)
+    monkeypatch.setattr("gc.disable", lambda: steps.append("disable"))
+    monkeypatch.setattr("gc.freeze", lambda: steps.append("freeze"))
+    monkeypatch.setattr("gc.enable", lambda: steps.append("enable"))
+    monkeypatch.setattr("snakemake.cli.args_to_api", lambda arguments, parser: steps.append("run"))
+    monkeypatch.setattr(sys, "argv", ["trainyard", "run"])
+    with pytest.raises(SystemExit):
+        main()
+    assert steps == ["disable", "freeze", "enable", "run"]
+
+
+def test_the_version_of_snakemake_is_printed_once(folder, refused, capsys):
+    assert refused("plan", "--version") == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1
 
 
 @pytest.mark.parametrize("typed", [["--set-resources", "train:runtime=9"], ["--set-resources=train:runtime=9"]])

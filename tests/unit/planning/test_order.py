@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trainyard.config.sweep import CommandSweep
 from trainyard.config.trials import expand
-from trainyard.planning.order import lower_bound, makespan, spanning_trials
+from trainyard.planning.order import centered_logs, lower_bound, makespan, spanning_trials
 
 DEPTH = (0.2125 * np.arange(80, 0, -4)).tolist()  # longest first
 durations = st.lists(st.floats(0.1, 100), min_size=1, max_size=30)
@@ -50,6 +50,20 @@ def test_the_first_trials_differ_in_every_key():
 def test_the_first_trials_span_numbers_by_their_logs(values, expected):
     """Numbers that are not all positive are shifted; Booleans are no numbers."""
     assert [each["x"] for each in spanning(3, x=values)] == expected
+
+
+@pytest.mark.parametrize(
+    "values", [[-1, -0.9999999999999999], [5e-324, 0], [-(10**17), 1 - 10**17], [-1e20, 16384 - 1e20]]
+)
+def test_numbers_that_are_nearly_equal_have_logs(values):
+    """Their difference must not be lost in the shift that makes them positive."""
+    assert len(centered_logs(values)) == len(values)
+    assert len(spanning(2, x=values)) == 2
+
+
+def test_at_most_64_trials_span_the_keys():
+    """On hundreds of slots, more would take long, and say little."""
+    assert len(spanning(500, x=list(range(1, 1000)))) == 64
 
 
 def test_seeds_and_lists_without_another_key_keep_their_order():

@@ -25,6 +25,26 @@ finally:
 """
 
 
+SPAWNING = """
+import trainyard.utils.quick_imports
+import gc
+import multiprocessing
+
+if __name__ == "__main__":
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        print([gc.isenabled(), pool.apply(gc.isenabled)])
+"""
+
+
+def test_processes_that_a_program_spawns_collect_garbage(tmp_path):
+    """They import the program, too, but do not run it."""
+    program = tmp_path / "program.py"
+    program.write_text(SPAWNING)
+    command = [sys.executable, str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, env={"PYTHONPATH": str(SCRIPTS)})
+    assert done.stdout == "[False, True]\n", done.stderr
+
+
 @pytest.mark.parametrize("options", [["sweep", "--sweep=a", "--tables"], ["tables", "--name=a", "--kind=sweeps"]])
 def test_no_garbage_is_collected_during_the_imports_of_a_program(options, tmp_path):
     name, *others = options
