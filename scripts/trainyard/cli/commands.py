@@ -102,7 +102,8 @@ def _run_snakemake() -> NoReturn:
         except SystemExit as end:
             if end.code:
                 _check_options()
-                print(said.getvalue(), file=sys.stderr)  # of another profile
+                of_other_profile = said.getvalue().rpartition("error: ")[2].strip()
+                raise UserError(of_other_profile) from None
             raise
         except (ValueError, WorkflowError) as error:
             raise UserError(f"an option has a value that Snakemake cannot read: {error}") from None

@@ -79,6 +79,7 @@ def test_an_option_that_nobody_has_is_one_error_that_names_the_one_that_was_mean
     (folder / "profiles/wrong/config.yaml").write_text("retries: few\n")
     error = refused("run", "--profile", "wrong")
     assert re.fullmatch(r"trainyard: argument [^\n]*--retries[^\n]*: invalid int value: 'few'", error)
+    assert refused("run", "--workflow-profile", "wrong") == error
 
 
 @pytest.mark.parametrize(("verb", "code"), [("plan", 0), ("run", 1)])
