@@ -29,8 +29,7 @@ STUDIES = {
 }
 # A workflow with a module, as the documentation shows it.
 DOCUMENTED = re.search(r"```snakemake\n(.*?)```", (ROOT / "docs/install.md").read_text(), re.DOTALL)[1]
-# `shell.prefix` in a module would change the commands of all rules.
-# What Python writes when it collects the object, at the end.
+# Python writes its file when it collects the object, at the end.
 OWN_OBJECT = """
 class Records:
     def __init__(self):
@@ -40,6 +39,7 @@ class Records:
 records = Records()
 records.file.write("written")
 """
+# `shell.prefix` in a module would change the commands of all rules.
 OWN_RULE = '\nrule own:\n    shell: "echo SCRIPTS=${{SCRIPTS:-none}}"\n'
 
 

@@ -121,24 +121,24 @@ def _check_fixed_values(checked: CheckedStudy[CommandSweep]) -> Iterator[Finding
     else:
         commands = [command]
     for words in commands:
-        sets = dict[str, str]()  # the varied key that a name sets
+        set_by = dict[str, str]()  # the varied key, by the name that sets it
         if "settings" in find_placeholders(words):
-            sets |= {key: key for key in varied}
+            set_by = {key: key for key in varied}
         for word, following in pairwise([*words, ""]):
             name, sign, text = word.partition("=")
             value = text if sign else following
             name = name.lstrip("-+").replace("-", "_")
             is_option = word.startswith("--")
             is_fixed = (sign or is_option) and not PLACEHOLDER.search(value) and "$" not in value
-            if is_fixed and name in sets:
-                message = f"{word if sign else f'{word} {following}'} may take the place of the varied {sets[name]}"
+            if is_fixed and name in set_by:
+                message = f"{word if sign else f'{word} {following}'} may take the place of the varied {set_by[name]}"
                 yield Finding(f"{checked.place}.command", "warns", message, "remove it from the command")
             placed = find_placeholders([word])
             takes_them_all = any(takes_all(each, varied) for each in placed)
-            sets |= {key: key for key in (varied if takes_them_all else placed & varied)}
-            whole = value.removeprefix("{").removesuffix("}")
-            if is_option and whole in varied and value != whole:
-                sets[name] = whole
+            set_by |= {key: key for key in (varied if takes_them_all else placed & varied)}
+            whole = PLACEHOLDER.fullmatch(value)
+            if is_option and whole and whole[1] in varied:
+                set_by[name] = whole[1]
 
 
 def _check_slots(checked: CheckedStudy[Sweep]) -> Iterator[Finding]:

@@ -60,7 +60,7 @@ def run_program(main: Callable[[argparse.Namespace], int | None], arguments: arg
     SIGINT interrupts it even if the parent process ignores SIGINT, as a script does for `program &`, and so do the
     other signals that end a job, unless it is a rank.
     """
-    gc.freeze()  # the modules
+    gc.freeze()  # the modules stay until the end
     gc.enable()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     set_up_logging(arguments.log_file, to_stderr=AS_JSON in sys.argv)

@@ -90,23 +90,13 @@ def _print_error(error: UserError, typed: Sequence[str]) -> None:
 def _run_snakemake() -> NoReturn:
     """Run Snakemake as its own `main` does, which says at each start which profile it uses."""
     gc.disable()  # nothing that Snakemake's modules define is garbage
-    from snakemake.cli import args_to_api, parse_args  # takes a second
-    from snakemake.exceptions import CliException, WorkflowError
+    from snakemake.cli import args_to_api  # takes a second
+    from snakemake.exceptions import CliException
 
     from trainyard.config.parser import read_file
 
     try:
-        try:
-            with redirect_stderr(StringIO()) as said:
-                parser, arguments = parse_args(None)
-        except SystemExit as end:
-            if end.code:
-                _check_options()
-                of_other_profile = said.getvalue().rpartition("error: ")[2].strip()
-                raise UserError(of_other_profile) from None
-            raise
-        except (ValueError, WorkflowError) as error:
-            raise UserError(f"an option has a value that Snakemake cannot read: {error}") from None
+        parser, arguments = _parse_options()
         gc.freeze()
         gc.enable()
         for file in arguments.configfile or ():
@@ -119,6 +109,30 @@ def _run_snakemake() -> NoReturn:
     # With a file of partitions, which a dry run does not read, another partition is requested.
     is_refused = REFUSED and not isinstance(arguments.slurm_partition_config, str | Path)
     sys.exit(0 if succeeds and not is_refused else 1)
+
+
+def _parse_options() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
+    """Snakemake's parser, and what it reads from the command line and the profiles.
+
+    Raises:
+        UserError: an option or value is wrong, for which Snakemake would print all its options, or a stack trace.
+        SystemExit: Snakemake has printed what was asked for, such as its version.
+    """
+    from snakemake.cli import parse_args
+    from snakemake.exceptions import WorkflowError
+
+    try:
+        with redirect_stderr(StringIO()) as said:
+            parsed: tuple[argparse.ArgumentParser, argparse.Namespace] = parse_args(None)
+    except SystemExit as end:
+        if not end.code:
+            raise
+        _check_options()
+        of_other_profile = said.getvalue().rpartition("error: ")[2].strip()
+        raise UserError(of_other_profile) from None
+    except (ValueError, WorkflowError) as error:
+        raise UserError(f"an option has a value that Snakemake cannot read: {error}") from None
+    return parsed
 
 
 def usage() -> str:
@@ -223,7 +237,7 @@ def _refuse(message: str) -> NoReturn:
 
 
 def _check_options() -> None:
-    """Raise a UserError at an option or value that Snakemake does not take: it would print all its options."""
+    """Raise a UserError that names an option or value of the command line or the profile that Snakemake has refused."""
     from snakemake.cli import get_argument_parser
 
     words = sys.argv[1:]

@@ -83,7 +83,7 @@ def open_workflow(snakemake: Snakemake, config: Mapping[str, Any]) -> Workflow:
         file = None if is_module else workflow.config_file.absolute()
         slurm_executor.register(workflow, config_file=file, own_rules=rules)
     if not is_module:
-        gc.freeze()  # the modules, as of Snakemake
+        gc.freeze()  # the modules, Snakemake's too, stay until the end
     gc.enable()
     return workflow
 

@@ -107,7 +107,7 @@ class TrialLoop:
         """
         self.queue.add(tasks)
         self.slots.start_all(self.queue.waiting)
-        import trainyard.planning.duration_model  # noqa: F401  (it imports numpy, which can wait until workers start)
+        import trainyard.planning.duration_model  # noqa: F401  (numpy, for predictions: while the workers start)
 
         try:
             self._run_until_idle()

@@ -66,7 +66,7 @@ class Prediction:
     def longer_than(self, ran: Sequence[float], assumed: tuple[float, float]) -> "Prediction":
         """The prediction if each trial takes longer than the seconds that it ran until it was interrupted.
 
-        Relative to these, its duration is assumed to be in this range.
+        `assumed` are the shortest and the longest duration of such a trial, relative to these seconds.
         """
         least = np.outer(np.linspace(*assumed, len(self.draws)), ran)
         return Prediction(np.maximum(self.seconds, least.mean(axis=0)), np.maximum(self.draws, least))

@@ -76,21 +76,23 @@ def spanning_trials(trials: Sequence[Trial], count: int) -> list[int]:
     count = min(count, len(trials), MAX_SPANNING)
     if not (numbers or texts):
         return list(range(count))
-    distances = [0.0] * len(trials)
-    for values in numbers:
-        middle = (min(values) + max(values)) / 2
-        distances = [far + abs(value - middle) for far, value in zip(distances, values, strict=True)]
+
+    def distances_from(point: Sequence[float]) -> list[float]:
+        """The distance of each trial from a point in the numbers."""
+        distances = [0.0] * len(trials)
+        for values, own in zip(numbers, point, strict=True):
+            distances = [far + abs(value - own) for far, value in zip(distances, values, strict=True)]
+        return distances
+
+    distances = distances_from([(min(values) + max(values)) / 2 for values in numbers])
     chosen = list[int]()
     while len(chosen) < count:
         rounded = [round(each, 9) for each in distances]  # rounding errors decide no tie
         last = rounded.index(max(rounded))
-        from_last = [0.0] * len(trials)
-        for values in numbers:
-            own = values[last]
-            from_last = [far + abs(value - own) for far, value in zip(from_last, values, strict=True)]
+        from_last = distances_from([values[last] for values in numbers])
         for groups in texts:
-            own_group = groups[last]
-            from_last = [far + (group != own_group) for far, group in zip(from_last, groups, strict=True)]
+            own = groups[last]
+            from_last = [far + (group != own) for far, group in zip(from_last, groups, strict=True)]
         distances = list(map(min, distances, from_last)) if chosen else from_last
         distances[last] = -1.0
         chosen.append(last)
