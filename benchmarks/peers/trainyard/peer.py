@@ -9,7 +9,7 @@ CONFIG = (
     "(sed 's/JOBS/{jobs}/; s/GPUS/{gpus_per_job}/' sweep.yaml; "
     """awk '{{print "    - {{length: " $1 ", index: " $2 "}}"}}' trials.txt) > config.yaml"""
 )
-RUN = f"snakemake --snakefile {ROOT}/Snakefile --profile {ROOT}/profiles/slurm --configfile config.yaml -- sweeps"
+RUN = f"trainyard run --profile {ROOT}/profiles/slurm --config config.yaml -- sweeps"
 STARTS = (
     "Snakemake starts on the login node, then the job's program with Ray and its workers, one to two seconds each "
     "([startup.py](../startup.py))"
