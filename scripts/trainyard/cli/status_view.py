@@ -9,7 +9,7 @@ from rich.text import Text
 from trainyard.cli.progress import SweepProgress, read_progress, study_counts
 from trainyard.cluster.slurm_queries import UserJob, describe_jobs
 from trainyard.config.config import Config
-from trainyard.packing.live_view import slot_table
+from trainyard.packing.live_table import slot_table
 from trainyard.planning.attempts import Fold
 from trainyard.planning.history import History
 from trainyard.results.comparability import describe_finished_work

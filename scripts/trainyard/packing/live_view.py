@@ -1,16 +1,9 @@
 """The progress of a running sweep: a table that updates itself on a terminal, log lines elsewhere."""
 
-import io
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from typing import Final
-
-from rich.console import Console, Group
-from rich.live import Live
-from rich.padding import Padding
-from rich.progress_bar import ProgressBar
-from rich.text import Text
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import early_end
@@ -20,10 +13,8 @@ from trainyard.planning.journal import Ended, MicroBatchHalved, Resumed, Row, St
 from trainyard.planning.plan import Plan
 from trainyard.planning.trial_space import is_placeholder
 from trainyard.utils.event_log import read_clock
-from trainyard.utils.terminal import Column, TerminalTable
 from trainyard.utils.text import count_of, format_duration
 
-OTHER_LINES: Final = 4  # above and below the rows of the table of slots: progress, bar, header, and the cursor's
 log = logging.getLogger(__name__)
 
 
@@ -32,38 +23,24 @@ class LiveView:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
+        self.state = plan.state
         self._began = read_clock()
-        self._width = 0  # of the terminal
-        self._running: dict[str, Attempt] = {}  # by trial
+        self.running: dict[str, Attempt] = {}  # by trial
         self._waiting = dict.fromkeys(plan.forecast.pending)  # trials that have not started
         self._started = set[str]()  # trials
         self._waiting_seconds = sum(plan.forecast.seconds.values())  # as predicted; 0 without evidence
         self._total = len(plan.forecast.pending)
-        self._ended = 0  # trials that will not run again
+        self.ended = 0  # trials that will not run again
         self._finished = 0  # trials
         self._finished_seconds = 0.0  # the sum of their durations
 
-    @contextmanager
-    def show(self) -> Iterator[None]:
-        """Show the table during the block, if there is a terminal, and all log lines above it.
+    def show(self) -> AbstractContextManager[None]:
+        """Show the table during the block, if there is a terminal, and all log lines above it."""
+        if not sys.stdout.isatty():
+            return nullcontext()
+        from trainyard.packing.live_table import shown_table  # imports rich
 
-        A terminal that is closed meanwhile ends nothing: trials have yet to save their state.
-        """
-        console = Console()
-        if not console.is_terminal:
-            yield
-            return
-        if isinstance(console.file, io.TextIOWrapper):  # values and errors have characters that a terminal may lack
-            console.file.reconfigure(errors="backslashreplace")
-        self._width = console.width
-        live = Live(console=console, get_renderable=lambda: self.render(console), transient=True)
-        with _log_to(console):
-            live.start()
-            try:
-                yield
-            finally:
-                with suppress(OSError):
-                    live.stop()
+        return shown_table(self)
 
     def on_event(self, event: TrialEvent, attempt: Attempt, *, is_own: bool) -> None:
         """Count trials that start and end, and log and show what happens to those of this job."""
@@ -77,20 +54,20 @@ class LiveView:
     def _show(self, event: TrialEvent, attempt: Attempt) -> None:
         match event:
             case Started():
-                self._running[event.trial] = attempt
+                self.running[event.trial] = attempt
             case Resumed(checkpoint=checkpoint):
                 log.info("%s: resumes from %s", self._describe(event), checkpoint["name"])
             case MicroBatchHalved():
                 size = f"{event.micro_batch} images x {event.accumulation}"
                 log.info("%s: out of memory; continues with micro-batches of %s", self._describe(event), size)
             case Ended():
-                del self._running[event.trial]
+                del self.running[event.trial]
                 if event.status != TrialStatus.INTERRUPTED:
-                    head = f"[{self._ended}/{self._left}] {self._describe(event)}"
+                    head = f"[{self.ended}/{self.total}] {self._describe(event)}"
                     log.info("%s: %s", head, self._describe_end(event, attempt))
 
     def _describe(self, event: TrialEvent) -> str:
-        return f"{event.trial} {_values_text(self._plan.state, event.trial)}"
+        return f"{event.trial} {values_text(self.state, event.trial)}"
 
     def add(self, trials: Sequence[str]) -> None:
         """Count trials, or placeholders, that the config has gained."""
@@ -98,9 +75,9 @@ class LiveView:
         self._total += len(trials)
 
     @property
-    def _left(self) -> int:
+    def total(self) -> int:
         """How many trials there are to run in all, without those that were cancelled."""
-        return self._total - len(self._plan.state.requests.cancelled.intersection(self._plan.forecast.pending))
+        return self._total - len(self.state.requests.cancelled.intersection(self._plan.forecast.pending))
 
     def _start(self, event: Started) -> None:
         if event.trial in self._started:  # a retry
@@ -112,13 +89,12 @@ class LiveView:
             self._waiting_seconds -= self._plan.forecast.seconds.get(waiting, 0.0)
 
     def _count(self, event: Ended) -> None:
-        self._ended += not event.retried and event.status != TrialStatus.INTERRUPTED
+        self.ended += not event.retried and event.status != TrialStatus.INTERRUPTED
         if event.status == TrialStatus.FINISHED:
             self._finished += 1
             self._finished_seconds += event.seconds or 0.0
 
     def _describe_end(self, event: Ended, attempt: Attempt) -> str:
-        state = self._plan.state
         seconds = f"{event.seconds or 0.0:.1f} s"
         match event.status:
             case TrialStatus.FAILED:
@@ -129,10 +105,15 @@ class LiveView:
                 return f"DIVERGED, not retried: {event.error}{failed}"
             case TrialStatus.UNREADABLE:
                 return f"{seconds}, without metrics; see {event.log}"
-        metric = _metric_text(state, event.metrics or {}, attempt.epochs)
+        metric = metric_text(self.state, event.metrics or {}, attempt.epochs)
         result = f"{seconds}, {metric}" if metric else seconds
-        reason = f"; {event.why}" if event.status == TrialStatus.STOPPED else _patience_text(state, event)
+        reason = f"; {event.why}" if event.status == TrialStatus.STOPPED else _patience_text(self.state, event)
         return f"{result}{reason}{self._time_left()}"
+
+    def describe(self) -> str:
+        """How far the sweep is, in a line."""
+        done = f"{self.ended} of {count_of(self.total, 'trial')} done"
+        return f"sweep {self.state.name}: {done}, {format_duration(read_clock() - self._began)}{self._time_left()}"
 
     def _time_left(self) -> str:
         """The remaining time: the predicted seconds of all trials, or else their mean so far, shared by the slots."""
@@ -143,48 +124,10 @@ class LiveView:
         waiting = self._waiting_seconds if self._plan.forecast.seconds else len(self._waiting) * mean
         running = [
             max(0.0, self._plan.forecast.seconds.get(attempt.trial, mean) - (now - attempt.start))
-            for attempt in self._running.values()
+            for attempt in self.running.values()
         ]
         left = max([*running, (waiting + sum(running)) / self._plan.slot_count])
         return f", about {format_duration(left)} left" if left >= 1 else ""
-
-    def render(self, console: Console) -> Group:
-        """A line of progress, its bar, and as many rows of the table of slots as the terminal has room for."""
-        if console.width != self._width:  # the terminal has wrapped the lines of the last picture
-            console.clear()
-            self._width = console.width
-        total = self._left
-        since = format_duration(read_clock() - self._began)
-        done = f"{self._ended} of {count_of(total, 'trial')} done"
-        head = f"sweep {self._plan.state.name}: {done}, {since}{self._time_left()}"
-        bar = Padding(ProgressBar(total=total, completed=self._ended, width=60), 0)  # which ends its line
-        rows = max(1, console.height - OTHER_LINES)
-        table = slot_table(list(self._running.values()), self._plan.state, max_rows=rows)
-        return Group(Text(head, no_wrap=True, overflow="ellipsis"), bar, table)
-
-
-class _AboveLiveTable(logging.Handler):
-    """Prints log records above the live table, whole: the terminal wraps them."""
-
-    def __init__(self, console: Console) -> None:
-        super().__init__()
-        self._console = console
-
-    def emit(self, record: logging.LogRecord) -> None:
-        with suppress(OSError):  # the terminal is closed
-            self._console.print(self.format(record), highlight=False, markup=False, soft_wrap=True)
-
-
-@contextmanager
-def _log_to(console: Console) -> Iterator[None]:
-    """In the block, log to the console instead of writing into its live table; log files are as before."""
-    root = logging.getLogger()
-    before = root.handlers
-    root.handlers = [each for each in before if type(each) is not logging.StreamHandler] + [_AboveLiveTable(console)]
-    try:
-        yield
-    finally:
-        root.handlers = before
 
 
 def _patience_text(state: History, event: Ended) -> str:
@@ -196,7 +139,7 @@ def _patience_text(state: History, event: Ended) -> str:
     return f"; ended after {trained:g} of {spec.epochs} epochs, {spec.patience} without a better {spec.monitored}"
 
 
-def _values_text(state: History, trial: str) -> str:
+def values_text(state: History, trial: str) -> str:
     """The varied values of a trial, as in `blocks=4, lr=0.1`."""
     if trial not in state.trials:
         return ""
@@ -204,7 +147,7 @@ def _values_text(state: History, trial: str) -> str:
     return ", ".join(f"{key.split('.')[-1]}={value}" for key, value in values.items())
 
 
-def _metric_text(state: History, metrics: dict[str, float], epochs: Sequence[Row] = ()) -> str:
+def metric_text(state: History, metrics: dict[str, float], epochs: Sequence[Row] = ()) -> str:
     """The metric that ranks trials, as in `validation accuracy 91.2% at epoch 6`; "" if it was not reported.
 
     The epoch is that of the last of `epochs` that has the metric, if several have it.
@@ -219,45 +162,3 @@ def _metric_text(state: History, metrics: dict[str, float], epochs: Sequence[Row
     reports = [row for row in epochs if row.get(name) is not None and "epoch" in row]
     when = f" at epoch {reports[-1]['epoch']:.6g}" if len(reports) > 1 else ""
     return f"{words} {shown}{when}"
-
-
-SLOT_COLUMNS: Final = (
-    Column("slot"),
-    Column("node", rank=3, is_cut=True),
-    Column("GPU", rank=4),
-    Column("trial", rank=2),
-    Column("configuration", is_cut=True),
-    Column("epoch"),
-    Column("metric", rank=1),
-    Column("seconds"),
-)
-
-
-def slot_table(running: list[Attempt], state: History, *, max_rows: int | None = None) -> TerminalTable:
-    """A table with one row per running trial; without the column GPU if the sweep has none."""
-    columns = [each for each in SLOT_COLUMNS if each.name != "GPU" or state.sweep.slots.has_gpus]
-    attempts = sorted(running, key=lambda each: int(each.location.slot))
-    rows = [_cells(attempt, state) for attempt in attempts]
-    return TerminalTable(columns, [[row[each.name] for each in columns] for row in rows], max_rows)
-
-
-def _cells(attempt: Attempt, state: History) -> dict[str, str]:
-    where = attempt.location
-    trial = state.trials.get(attempt.trial)
-    of = f"/{trial.epochs}" if trial and trial.epochs else ""
-    return {
-        "slot": str(where.slot),
-        "node": where.node,
-        "GPU": "none" if where.device == "cpu" else where.gpu,
-        "trial": attempt.trial,
-        "configuration": _values_text(state, attempt.trial),
-        "epoch": f"{_last_epoch(attempt):.6g}{of}",
-        "metric": _metric_text(state, attempt.epochs[-1]) if attempt.epochs else "",
-        "seconds": f"{read_clock() - attempt.start:.0f}",
-    }
-
-
-def _last_epoch(attempt: Attempt) -> float:
-    """The last epoch that an attempt has reported, or how many rows, if these have none; 0 before the first."""
-    rows = attempt.epochs
-    return rows[-1].get("epoch", len(rows)) if rows else 0

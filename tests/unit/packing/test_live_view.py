@@ -11,7 +11,8 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 from trainyard.config.load import check_config
-from trainyard.packing import live_view
+from trainyard.packing import live_table
+from trainyard.packing.live_table import LiveTable, shown_table
 from trainyard.packing.live_view import LiveView
 from trainyard.planning.attempts import update_attempts
 from trainyard.planning.journal import Ended, Epoch, Started
@@ -40,7 +41,7 @@ def view_of(results, slots):
 def drawn(view, **size):
     """The text of the view on a terminal of this size, by default of 200 columns."""
     console = Console(file=io.StringIO(), **{"width": 200, "no_color": True, **size})
-    console.print(view.render(console))
+    console.print(LiveTable(view, console).render())
     return console.file.getvalue()
 
 
@@ -48,7 +49,7 @@ def drawn(view, **size):
 def terminal(monkeypatch):
     """A terminal of 50 columns and 12 lines."""
     console = Console(file=io.StringIO(), width=50, height=12, force_terminal=True, _environ={"TERM": "xterm"})
-    monkeypatch.setattr(live_view, "Console", lambda: console)
+    monkeypatch.setattr(live_table, "Console", lambda: console)
     return console
 
 
@@ -82,7 +83,7 @@ def test_all_log_records_are_whole_lines_above_the_table(tmp_path, terminal, mon
     monkeypatch.setattr(root, "handlers", [logging.StreamHandler(screen)])
     caplog.set_level(logging.INFO)
     view, trials = view_of(tmp_path, {"gpus_per_node": 40})
-    with view.show():
+    with shown_table(view):
         logging.getLogger("other").warning("slot 3 is retired: %s", "its GPU is broken, " * 10)
         show(view, Ended(trial=trials[0], attempt=1, status="finished", seconds=2.0, time=3.0))
     logging.getLogger("other").info("afterwards")
@@ -96,9 +97,9 @@ def test_a_terminal_that_is_closed_ends_nothing(tmp_path, monkeypatch):
     """At SIGHUP, a sweep first logs that trials may save their state."""
     terminal, file = pty.openpty()
     screen = os.fdopen(file, "w")
-    monkeypatch.setattr(live_view, "Console", lambda: Console(file=screen, _environ={"TERM": "xterm"}))
+    monkeypatch.setattr(live_table, "Console", lambda: Console(file=screen, _environ={"TERM": "xterm"}))
     view, _ = view_of(tmp_path, {"gpus_per_node": 1})
-    with view.show():
+    with shown_table(view):
         os.close(terminal)
         logging.getLogger("other").warning("%s may take up to 30 s to save a checkpoint", "1 running trial")
     with suppress(OSError):  # of what it still has to write
@@ -111,10 +112,10 @@ def test_characters_that_a_terminal_cannot_show_end_nothing(tmp_path, monkeypatc
     shown = io.BytesIO()
     screen = io.TextIOWrapper(shown, encoding=encoding)
     console = Console(file=screen, force_terminal=True, width=200, _environ={"TERM": "xterm"})
-    monkeypatch.setattr(live_view, "Console", lambda: console)
+    monkeypatch.setattr(live_table, "Console", lambda: console)
     monkeypatch.setattr(logging.getLogger(), "handlers", [])  # pytest's would keep what xdist cannot send
     view, _ = view_of(tmp_path, {"gpus_per_node": 1})
-    with view.show():
+    with shown_table(view):
         logging.getLogger("other").warning("exit code 1: \u256d\u2500 caf\udce9")
     assert b"caf\\udce9" in shown.getvalue()
 
@@ -151,11 +152,12 @@ def test_a_trial_without_metrics_is_a_line_without_its_error(tmp_path, caplog):
 
 def test_the_picture_is_drawn_anew_when_the_terminal_is_resized(tmp_path, terminal):
     view, _ = view_of(tmp_path, {"gpus_per_node": 40})
-    view.render(terminal)
+    table = LiveTable(view, terminal)
+    table.render()
     cleared = terminal.file.getvalue().count("\x1b[2J")
     terminal.width = 30
-    view.render(terminal)
-    view.render(terminal)
+    table.render()
+    table.render()
     assert terminal.file.getvalue().count("\x1b[2J") == cleared + 1
 
 
@@ -163,7 +165,7 @@ def test_the_value_of_a_trial_is_shown_with_its_epoch(tmp_path, caplog):
     """One that is reported only once is no epoch's. The table has the number of the last epoch, not of the rows."""
     sweep = {"function": "os:getcwd", "grid": {"x": [1, 2]}, "metric": "loss", "slots": {"gpus_per_node": 2}}
     view = LiveView(plan_sweep(check_config({"sweeps": {"s": sweep}}), "s", tmp_path))
-    first, second = view._plan.state.trials
+    first, second = view.state.trials
     caplog.set_level(logging.INFO)
     for slot, trial in enumerate((first, second)):
         show(view, Started(trial=trial, attempt=1, time=1.0, slot=slot, node="n1", gpu="0", device="A100"))

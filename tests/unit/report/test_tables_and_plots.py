@@ -11,7 +11,7 @@ from plotted import JOBS, STRATEGIES, plotted
 from project import ROOT
 from sweep_journals import write_session
 from trainyard.config.load import check_config
-from trainyard.packing.live_view import slot_table
+from trainyard.packing.live_table import slot_table
 from trainyard.planning.attempts import Attempt
 from trainyard.planning.journal import Location
 from trainyard.planning.plan import plan_sweep
