@@ -4,6 +4,7 @@ import ast
 import os
 import re
 import shutil
+import threading
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from types import SimpleNamespace
@@ -38,7 +39,7 @@ class Profile:
     def __init__(
         self,
         default_resources: Settings | None,
-        executor: Callable[[], Any],
+        executor: Callable[[], Any] = lambda: None,
         set_resources: Mapping[str, Settings] | None = None,
         *,
         is_main: bool = True,
@@ -51,6 +52,8 @@ class Profile:
         self.has_scheduler = bool(self.default("runtime"))
         self.is_main = is_main
         self.submits = is_main and self.has_scheduler  # a message then states what a job costs
+        self._keeps_accounting = False
+        self._query: threading.Thread | None = None  # which sets it
 
     def default(self, name: str) -> str:
         """A resource of `default-resources`; "" if it is not there."""
@@ -72,14 +75,29 @@ class Profile:
                         "set `gpu_type` in default-resources instead"
                     )
 
+    def ask_accounting(self) -> None:
+        """Ask Slurm whether it keeps accounting, in a thread: it may take a while. Nothing if no job is submitted."""
+
+        def ask() -> None:
+            self._keeps_accounting = keeps_accounting()
+
+        if self.submits:
+            self._query = threading.Thread(target=ask, daemon=True)
+            self._query.start()
+
     def follow_jobs(self) -> None:
         """Have Snakemake follow its jobs with squeue if Slurm keeps no accounting: with sacct, it would wait forever.
+
+        Waits for the answer to `ask_accounting`.
 
         Raises:
             UserError: jobs cannot be followed.
         """
         settings = self._executor()
-        if not self.has_scheduler or not hasattr(settings, "status_command") or keeps_accounting():
+        if self._query is None or not hasattr(settings, "status_command"):
+            return
+        self._query.join()
+        if self._keeps_accounting:
             return
         if shutil.which("sacct") is None:
             raise UserError("the command sacct is missing here: Snakemake's Slurm plugin runs it to find your account")

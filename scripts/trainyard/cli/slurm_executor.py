@@ -48,7 +48,6 @@ from trainyard.checks.sbatch_requests import parse_request
 from trainyard.checks.site_checks import check_request
 from trainyard.cli.command_line import continued_mark, final_mark
 from trainyard.cli.job_resources import USEFUL_JOBS
-from trainyard.cli.profile import Profile
 from trainyard.cli.run_summary import JobFailure
 from trainyard.cli.screen import SCREEN
 from trainyard.cluster import job_script
@@ -130,7 +129,8 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
         self._outputs: dict[str, list[float]] = {}
         self._appeared: dict[str, float] = {}
         try:
-            Profile(workflow.resource_settings.default_resources, lambda: workflow.executor_settings).follow_jobs()
+            if self.project:
+                self.project.profile.follow_jobs()
         except UserError as error:
             raise WorkflowError(str(error)) from error
         super().__init__(workflow, logger)

@@ -13,6 +13,7 @@ from typing import Any
 from trainyard.cli.dry_run import show_plan
 from trainyard.cli.job_resources import JOB_RULES, SWEEP_RULES
 from trainyard.cli.json_output import print_error
+from trainyard.cli.profile import Profile
 from trainyard.cli.workflow import Workflow
 from trainyard.cluster.node_folders import hold_until_end
 from trainyard.config.load import compose
@@ -52,20 +53,24 @@ def open_workflow(snakemake: Snakemake, config: Mapping[str, Any]) -> Workflow:
         atexit.register(gc.freeze)  # otherwise Python collects Snakemake's garbage before it ends: half a second
     names = {importing.modify_rulename(rule): rule for rule in JOB_RULES}
     set_resources = _share_settings(snakemake, *map(importing.modify_rulename, SWEEP_RULES))
+    profile = Profile(
+        snakemake.resource_settings.default_resources,
+        executor=lambda: snakemake.executor_settings,
+        set_resources={names[rule]: settings for rule, settings in set_resources.items() if rule in names},
+        is_main=snakemake.is_main_process,
+    )
+    if not (dry_run := snakemake.output_settings.dryrun):
+        profile.ask_accounting()
     workflow = Workflow(
         _given_config(snakemake, config) if is_module else _config_of_files(snakemake),
         results=Path("results"),
         prefixed=Path(importing.modify_path("results/configs")).parent,
-        default_resources=snakemake.resource_settings.default_resources,
-        executor=lambda: snakemake.executor_settings,
-        set_resources={names[rule]: settings for rule, settings in set_resources.items() if rule in names},
+        profile=profile,
         config_files=snakemake.configfiles,
         deployment=snakemake.deployment_settings.deployment_method,
-        is_main=snakemake.is_main_process,
         is_dry_run=lambda: snakemake.dryrun,
         make_again=lambda output: snakemake.dag.forcefiles.add(output),
     )
-    dry_run = snakemake.output_settings.dryrun
     if dry_run and not is_module:
         show_plan(snakemake, workflow)
     if dry_run or (is_module and snakemake.is_main_process):  # Snakemake runs no `onstart` of these

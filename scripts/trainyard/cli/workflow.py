@@ -80,19 +80,16 @@ class Workflow:
         raw: dict[str, Any],
         *,
         results: Path,
-        default_resources: Mapping[str, Any] | None = None,
-        executor: Callable[[], Any] = lambda: None,
-        set_resources: Mapping[str, Mapping[str, Any]] | None = None,
+        profile: Profile | None = None,
         config_files: Iterable[Path | str] = (),
         deployment: Collection[Any] = (),
         prefixed: Path | None = None,
-        is_main: bool = True,
         is_dry_run: Callable[[], bool] = lambda: True,
         make_again: Callable[[str], None] = lambda output: None,
     ) -> None:
         """The rules name their files in `results`. In a module with a `prefix`, Snakemake puts them in `prefixed`.
 
-        `is_main`: no other Snakemake has started this one. `make_again` has Snakemake make an output again.
+        `make_again` has Snakemake make an output again.
         """
         logging.raiseExceptions = False  # Snakemake's log on a full disk would print a stack trace for each line
         self._began = time.monotonic()
@@ -102,15 +99,14 @@ class Workflow:
         self._declared = results
         self._results = prefixed or results
         self._folds = {name: Fold(self._results / "sweeps" / name) for name in self.config.sweeps}
-        self._is_main = is_main
         self._make_again = make_again
         self._deployment = {method.name for method in deployment}
-        self._profile = Profile(default_resources, executor, set_resources, is_main=is_main)
-        self._profile.check()
+        self.profile = profile or Profile(None)
+        self.profile.check()
         used = (Path.cwd(), Path(sys.prefix), *map(Path, config_files))
-        check_paths(SCRIPTS.parent, used, uses_slurm=self._profile.has_scheduler)
+        check_paths(SCRIPTS.parent, used, uses_slurm=self.profile.has_scheduler)
         self.config_file = config_copy(self.config, self._results)
-        site = (self.config, self._results, self._profile)
+        site = (self.config, self._results, self.profile)
         self.stage = StagingJobs(*site)
         self.train = TrainJobs(*site)
         self.sweep = SweepJobs(*site, is_dry_run=is_dry_run)
@@ -208,7 +204,7 @@ class Workflow:
         from snakemake.logging import logger
 
         def note(record: logging.LogRecord) -> bool:
-            if self._is_main and record.msg == NOTHING_TO_BE_DONE_MSG:
+            if self.profile.is_main and record.msg == NOTHING_TO_BE_DONE_MSG:
                 atexit.register(self.print_summary, run, succeeded=True)
             return True
 
@@ -259,7 +255,7 @@ class Workflow:
             UserError: something is wrong; the message lists everything that is.
         """
         self.sweep.check()
-        has_scheduler = self._profile.has_scheduler
+        has_scheduler = self.profile.has_scheduler
         findings = check_use(
             self.config,
             self._results,
@@ -286,19 +282,19 @@ class Workflow:
 
     def message(self, text: str) -> str:
         """The message of a job, with the resources that it requests from a scheduler, before it is submitted."""
-        return text + (REQUESTS + _REQUESTED if self._profile.submits else "")
+        return text + (REQUESTS + _REQUESTED if self.profile.submits else "")
 
     def planned_jobs(self) -> list[PlannedJob]:
         """The jobs of all studies whose results are missing, and for each sweep two other strategies."""
-        runtime = self._profile.walltime_minutes() if self._profile.has_scheduler else None
-        minutes = {rule: self._profile.fixed_minutes(rule) for rule in ("stage", "train")}
+        runtime = self.profile.walltime_minutes() if self.profile.has_scheduler else None
+        minutes = {rule: self.profile.fixed_minutes(rule) for rule in ("stage", "train")}
         return list(
             plan_jobs(self.config, self._results, self.sweep.plan, runtime_minutes=runtime, set_minutes=minutes)
         )
 
     def list_refusals(self, jobs: Mapping[str, Any]) -> list[Finding]:
         """What Slurm would refuse of jobs of Snakemake, by their names; nothing without a scheduler."""
-        if not self._profile.submits:
+        if not self.profile.submits:
             return []
         from trainyard.cli.sbatch_preview import find_refusals  # the plugin for Slurm may not be installed
 
@@ -317,7 +313,7 @@ class Workflow:
 
         def renew(wildcards: Wildcards) -> list[str]:
             path = self._results / Path(output.format(**dict(wildcards.items()))).relative_to(self._declared)
-            if not self._is_main or not path.exists():
+            if not self.profile.is_main or not path.exists():
                 return []
             if is_outdated(path, terms(wildcards)) or (lacks_results and lacks_results(wildcards)):
                 self._make_again(str(path))

@@ -7,6 +7,7 @@ import pytest
 from snakemake.settings.types import ResourceSettings
 from sweep_journals import record_attempt
 from trainyard.cli.job_resources import USEFUL_JOBS
+from trainyard.cli.profile import Profile
 from trainyard.cli.snakefile import _share_settings
 from trainyard.cli.workflow import RUN, Workflow
 from trainyard.planning.job_marks import COMPLETE
@@ -19,7 +20,7 @@ def sweep(jobs, count=4, **changes):
 
 
 def yard_of(results, **sweeps):
-    return Workflow({"sweeps": sweeps}, results=results, default_resources={"runtime": SimpleNamespace(raw="60")})
+    return Workflow({"sweeps": sweeps}, results=results, profile=Profile({"runtime": SimpleNamespace(raw="60")}))
 
 
 def finish(results, name, count, **sweeps):

@@ -28,7 +28,7 @@ def parsed(*settings):
 def yard_of(tmp_path, *defaults, executor=lambda: None, **rules):
     given = {rule: Resources.parse(settings, allow_expressions=True) for rule, settings in rules.items()}
     every = parsed("runtime=60", *defaults)
-    return Workflow(CONFIG, results=tmp_path, default_resources=every, set_resources=given, executor=executor)
+    return Workflow(CONFIG, results=tmp_path, profile=profile.Profile(every, executor, given))
 
 
 def test_studies_wait_for_the_weights_of_torchvision_that_they_start_from(tmp_path):
@@ -82,10 +82,11 @@ def test_gpu_types_that_the_plugin_refuses_are_requested_in_an_option_that_it_ac
 @pytest.mark.parametrize("gpu_type", ["", "a100", HYPHENS])
 def test_a_script_whose_output_is_only_read_again_needs_no_gpu(tmp_path, scale, gpu_type):
     study = {"script": "train.py", "scales": ["1x2", "2x2"], "cpus_per_gpu": 4}
+    defaults = parsed("runtime=60", *([f"gpu_type={gpu_type}"] if gpu_type else []))
     yard = Workflow(
         {"scaling": {"s": study}},
         results=tmp_path,
-        default_resources=parsed("runtime=60", *([f"gpu_type={gpu_type}"] if gpu_type else [])),
+        profile=profile.Profile(defaults),
     )
     jobs, wildcards = yard.train, SimpleNamespace(name="s", scale=scale)
 
@@ -165,7 +166,7 @@ def test_a_walltime_that_is_set_for_a_rule_is_what_the_dry_run_counts(tmp_path):
 def test_a_walltime_of_the_config_is_what_jobs_request(tmp_path):
     config = {**CONFIG, "sweeps": {"one": CONFIG["sweeps"]["one"] | {"walltime": "6h"}}}
     config["scaling"] = {"s": CONFIG["scaling"]["s"] | {"walltime": "90min"}, "other": CONFIG["scaling"]["s"]}
-    yard = Workflow(config, results=tmp_path, default_resources=parsed("runtime=60 * attempt"))
+    yard = Workflow(config, results=tmp_path, profile=profile.Profile(parsed("runtime=60 * attempt")))
     assert resources_of(yard.sweep, SimpleNamespace(name="one"))["runtime"] == 360
     runtime = yard.train.resources()["runtime"]
     assert runtime(SimpleNamespace(name="s", scale="1x2"), attempt=1) == 90
@@ -174,7 +175,7 @@ def test_a_walltime_of_the_config_is_what_jobs_request(tmp_path):
     assert planned["sweep one"] == 360
     assert (planned["train s 1x2"], planned["train other 1x2"]) == (90, 60)
     set_for_all = {rule: Resources.parse(["runtime=30"], allow_expressions=True) for rule in ("sweep", "train")}
-    yard = Workflow(config, results=tmp_path, default_resources=parsed("runtime=60"), set_resources=set_for_all)
+    yard = Workflow(config, results=tmp_path, profile=profile.Profile(parsed("runtime=60"), set_resources=set_for_all))
     assert resources_of(yard.sweep, SimpleNamespace(name="one"))["runtime"] == 30, "the profile's own comes first"
     assert yard.train.resources()["runtime"](SimpleNamespace(name="s", scale="1x2"), attempt=1) == 30
 
@@ -215,11 +216,11 @@ def test_a_gpu_gets_the_cpus_that_its_node_has_for_it(tmp_path, slurm, settings,
     slurm.prints("sinfo", "\n".join([*PARTITIONS, "big|up|1-0|1|128|1000|gpu:h100:8|(null)"]))
     study = {"dataset": "d", "scales": ["1x2"], **({"cpus_per_gpu": given} if given else {})}
     config, defaults = CONFIG | {"scaling": {"s": study}}, parsed("runtime=60", *settings)
-    jobs = Workflow(config, results=tmp_path, default_resources=defaults, executor=lambda: None).train
+    jobs = Workflow(config, results=tmp_path, profile=profile.Profile(defaults)).train
     wildcards = SimpleNamespace(name="s", scale="1x2")
     assert jobs.cpus(wildcards, 1) == 2 * cpus
     assert jobs.summary(wildcards, 1).partition("known until a scale has been trained")[2] == warning
-    local = Workflow(config, results=tmp_path, default_resources=None, executor=lambda: None).train
+    local = Workflow(config, results=tmp_path, profile=profile.Profile(None)).train
     assert local.cpus(wildcards, 1) == 2 * (given or 1)
 
 
@@ -257,7 +258,7 @@ def test_a_walltime_above_the_limit_of_a_partition_is_said_of_every_job(tmp_path
 def test_a_limit_that_leaves_no_time_to_train_is_one_error(tmp_path, slurm, program):
     slurm.prints("sinfo", "gpu*|up|1:00|1|8|9000|gpu:a100:4|(null)")
     sweep = {**program, "grid": {"x": [1]}}
-    yard = Workflow({"sweeps": {"s": sweep}}, results=tmp_path, default_resources=parsed("runtime=60"))
+    yard = Workflow({"sweeps": {"s": sweep}}, results=tmp_path, profile=profile.Profile(parsed("runtime=60")))
     assert "1 of 1 trials pending" in yard.sweep.summary(SimpleNamespace(name="s"), 1)
     with pytest.raises(UserError, match=r"sweeps\.s: a job may take 1 min 0 s at most, but .* need 2 min"):
         yard.check(dry_run=True)
@@ -301,11 +302,11 @@ def test_the_walltime_of_a_sweep_is_limited_by_the_partitions_with_its_gpus(
 ):
     """A longer one would fit no partition that has them, and the plugin would take Slurm's default partition."""
     settings = partition_file(partitions)
+    defaults = parsed("runtime=60", *([f"gpu_type={gpu_type}"] if gpu_type else []))
     yard = Workflow(
         {"sweeps": {"s": {"command": "true {x}", "grid": {"x": [1]}, "slots": slots}}},
         results=tmp_path,
-        default_resources=parsed("runtime=60", *([f"gpu_type={gpu_type}"] if gpu_type else [])),
-        executor=lambda: settings,
+        profile=profile.Profile(defaults, lambda: settings),
     )
     assert yard.sweep.limit_minutes("s") == minutes
 
@@ -330,7 +331,7 @@ def test_limits_hold_for_the_jobs_of_a_snakemake_that_runs_in_a_job_itself(
     slurm.prints("sacctmgr", "")
     slurm.prints("sacctmgr", "fifty|||50:00||||||||\n", of="show qos")
     every = parsed("runtime=60", "qos=fifty")
-    yard = Workflow(CONFIG, results=tmp_path, default_resources=every, is_main=is_main)
+    yard = Workflow(CONFIG, results=tmp_path, profile=profile.Profile(every, is_main=is_main))
     assert yard.sweep.limit_minutes("one") == minutes
 
 
@@ -366,6 +367,7 @@ def test_without_accounting_jobs_are_followed_with_squeue(slurm, accounting, age
         slurm.prints("sacct", "")
     settings = executor_of()
     site = profile.Profile(parsed("runtime=60", *defaults), lambda: settings)
+    site.ask_accounting()
     if " " in expected:
         with pytest.raises(UserError, match=expected):
             site.follow_jobs()

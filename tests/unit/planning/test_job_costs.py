@@ -12,6 +12,7 @@ from snakemake.resources import Resources
 from sweep_journals import session_of
 from trainyard.cli import profile
 from trainyard.cli.plan_table import plan_table
+from trainyard.cli.profile import Profile
 from trainyard.cli.workflow import Workflow
 from trainyard.cluster.slurm_limits import JobLimits, Limits
 from trainyard.cluster.slurm_queries import parse_partition
@@ -257,19 +258,19 @@ def test_a_partitions_limit_becomes_the_limit_of_the_plan(tmp_path, monkeypatch)
     monkeypatch.setattr(profile, "list_partitions", lambda: [parse_partition(line) for line in lines])
     finished(tmp_path, {1: 1.0, 2: 2.0})
     defaults = {"runtime": Resource(60), "slurm_partition": Resource("gpu")}
-    yard = Workflow(CONFIG, results=tmp_path, default_resources=defaults)
+    yard = Workflow(CONFIG, results=tmp_path, profile=Profile(defaults))
     assert yard.sweep.limit_minutes("depth") == 120
     here = Workflow(CONFIG, results=tmp_path)
     assert here.sweep.limit_minutes("depth") == math.inf
     long = {"sweep": {"slurm_partition": Resource("cpu")}, "train": {"slurm_partition": Resource("gpu")}}
-    moved = Workflow(CONFIG, results=tmp_path, default_resources=defaults, set_resources=long)
+    moved = Workflow(CONFIG, results=tmp_path, profile=Profile(defaults, set_resources=long))
     assert moved.sweep.limit_minutes("depth") == 1440, "of the partition of the rule"
 
 
 def test_a_walltime_that_is_set_for_a_rule_is_that_of_its_jobs_in_the_plan(tmp_path, monkeypatch):
     monkeypatch.setattr(profile, "list_partitions", list)
     rules = {"sweep": {"runtime": Resource(300)}, "train": {"runtime": Resource(45)}, "stage": {"runtime": Resource(5)}}
-    yard = Workflow(CONFIG, results=tmp_path, default_resources={"runtime": Resource(60)}, set_resources=rules)
+    yard = Workflow(CONFIG, results=tmp_path, profile=Profile({"runtime": Resource(60)}, set_resources=rules))
     found = {row.job: row for row in yard.planned_jobs() if row.is_submitted}
     assert {job: row.walltime_minutes for job, row in found.items()} == {
         "stage digits": 5, "sweep depth": 300, "train s 1x1": 45, "train s 1x4": 45, "train s 2x4": 45
@@ -289,7 +290,7 @@ def test_a_plan_counts_the_jobs_for_the_gpus_that_the_accounting_allows(tmp_path
     monkeypatch.setattr(profile, "find_limits", lambda *_: JobLimits((Limits("QOS", {"gres/gpu in all jobs": 1}),)))
     config = {**CONFIG, "sweeps": {"depth": CONFIG["sweeps"]["depth"] | {"slots": "auto"}}}
     finished(tmp_path, {1: 1.0, 2: 2.0})
-    yard = Workflow(config, results=tmp_path, default_resources={"runtime": Resource(60)})
+    yard = Workflow(config, results=tmp_path, profile=Profile({"runtime": Resource(60)}))
     jobs = yard.sweep.plan("depth").jobs
     assert jobs > plan_sweep(check_config(config), "depth", tmp_path, limit_minutes=120).jobs
 
@@ -309,7 +310,7 @@ def test_a_scale_that_its_walltime_does_not_suit_says_so(tmp_path, monkeypatch, 
     monkeypatch.setattr(profile, "list_partitions", lambda: [parse_partition("gpu*|up|2:00:00|1|16|1000|gpu:4|(null)")])
     config = CONFIG if not study else {"scaling": {"s": study}}
     trained(tmp_path, "1x1", gpus=1, seconds=3600 if study else 4 * 3600, epochs=1, **launched(study))
-    yard = Workflow(config, results=tmp_path, default_resources={"runtime": Resource(runtime)})
+    yard = Workflow(config, results=tmp_path, profile=Profile({"runtime": Resource(runtime)}))
     said = yard.train.summary(SimpleNamespace(name="s", scale="1x4"), attempt=1).partition("; python is")[0]
     assert re.sub(r".*GPU-hours( \(costs [0-9.]+\))?", "", said) == words
 
@@ -323,7 +324,7 @@ def test_a_job_without_gpus_says_that_its_walltime_is_above_the_limit(tmp_path, 
 
     for minutes, excess in ((120, ""), (180, "; above the limit: 3 h 0 min of walltime, but a job may take 2 h 0 min")):
         settings = {"stage": {"runtime": Resource(minutes)}}
-        yard = Workflow(CONFIG, results=tmp_path, default_resources=defaults, set_resources=settings)
+        yard = Workflow(CONFIG, results=tmp_path, profile=Profile(defaults, set_resources=settings))
         assert summary(yard).startswith("dataset a: staging" + excess)
         assert summary(yard).endswith(" in the profile") == bool(excess)
     here = Workflow(CONFIG, results=tmp_path)
@@ -334,7 +335,7 @@ def test_a_walltime_that_is_an_expression_is_that_of_the_first_attempt(tmp_path,
     monkeypatch.setattr(profile, "list_partitions", list)
 
     def walltimes():
-        yard = Workflow(CONFIG, results=tmp_path, default_resources=defaults)
+        yard = Workflow(CONFIG, results=tmp_path, profile=Profile(defaults))
         return {row.walltime_minutes for row in yard.planned_jobs() if row.job.startswith("train")}
 
     defaults = dict(Resources.parse(["runtime=90 * attempt"], allow_expressions=True))

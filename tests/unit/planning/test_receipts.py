@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+from trainyard.cli.profile import Profile
 from trainyard.cli.workflow import Workflow
 from trainyard.planning.receipts import FOLDER, is_outdated, made_for
 
@@ -54,7 +55,7 @@ class Wildcards(SimpleNamespace):
 def test_snakemake_makes_an_output_again_that_was_made_for_another_config_or_lacks_results(tmp_path):
     def made_again(digest, *, lacks_results=False, is_main=True):
         outputs = []
-        yard = Workflow({}, results=tmp_path, is_main=is_main, make_again=outputs.append)
+        yard = Workflow({}, results=tmp_path, profile=Profile(None, is_main=is_main), make_again=outputs.append)
         path = f"{tmp_path}/sweeps/{{name}}/trials.csv"
         assert yard.renewal(path, lambda _: digest, lambda _: lacks_results)(Wildcards(name="s")) == []
         return outputs
