@@ -17,7 +17,6 @@ import contextlib
 import math
 import os
 import runpy
-import secrets
 import signal
 import socket
 import struct
@@ -59,7 +58,7 @@ def run_step(command: list[str], environment: Mapping[str, str]) -> int:
 
     Slurm sends the signals of a job to its steps, too; this process ignores them.
     """
-    name = f"trainyard-{secrets.token_hex(16)}"
+    name = f"trainyard-{os.urandom(16).hex()}"
     codes = list[int]()
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"\0{name}")

@@ -1,5 +1,6 @@
 """The driver of a sweep: it starts Ray and runs the pending trials on its slots."""
 
+import importlib
 import logging
 import os
 import time
@@ -57,6 +58,8 @@ from trainyard.utils.text import count_of
 
 RAY_STARTS: Final = 4  # at most, in one job: then the cause is not an accident
 COUNTING_SECONDS: Final = 10.0  # limit for counting FLOPs, while the GPUs are idle
+# Ray imports pyarrow when it first sends a message; both import numpy.
+NEEDED_WITH_RAY: Final = ("pyarrow", "trainyard.planning.duration_model")
 log = logging.getLogger(__name__)
 
 
@@ -299,7 +302,7 @@ def _run_pending(session: DriverSession, plan: Plan, claims: TrialClaims, parent
     variables = session.variables
     view = LiveView(plan)
     log.info("starting Ray with %s", count_of(plan.state.sweep.slots.count, "slot"))
-    flops = _count_flops(plan, session.results)  # while Ray starts
+    flops = _prepare_in_thread(plan, session.results)
     with session.start_workers(plan, config, parent, order_job=journal.order_job) as (workers, spent), view.show():
         from trainyard.packing.trial_loop import TrialLoop  # it imports Ray
 
@@ -358,11 +361,21 @@ def _worker_setup(plan: Plan, results: Path, data: Data, variables: Variables) -
     )
 
 
-def _count_flops(plan: Plan, results: Path) -> Future[dict[str, float]]:
-    """The FLOPs of the pending trials if nothing else determines their order, counted in another thread."""
+def _prepare_in_thread(plan: Plan, results: Path) -> Future[dict[str, float]]:
+    """Import what is needed once Ray has started, while it does. Then count the FLOPs of the pending trials.
+
+    The result has none if something else determines the order of the trials.
+    """
     sweep = plan.state.sweep
     dataset = results / "data" / sweep.dataset if sweep.dataset else None
+
+    def prepare() -> dict[str, float]:
+        for module in NEEDED_WITH_RAY:
+            with suppress(ImportError):
+                importlib.import_module(module)
+        return find_kind(sweep).count_flops(plan, dataset, seconds=COUNTING_SECONDS)
+
     pool = ThreadPoolExecutor(1)
-    counted = pool.submit(find_kind(sweep).count_flops, plan, dataset, seconds=COUNTING_SECONDS)
+    counted = pool.submit(prepare)
     pool.shutdown(wait=False)
     return counted

@@ -107,8 +107,6 @@ class TrialLoop:
         """
         self.queue.add(tasks)
         self.slots.start_all(self.queue.waiting)
-        import trainyard.planning.duration_model  # noqa: F401  (numpy, for predictions: while the workers start)
-
         try:
             self._run_until_idle()
             while self._run.limits.seconds_left() and self.queue.await_others():
