@@ -83,7 +83,13 @@ TIMM: Final = "timm:"  # before the name of a model of timm
 class Section(BaseModel):
     """A section of the config: unknown keys are errors, and instances are immutable."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, ser_json_inf_nan="constants")
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        allow_inf_nan=False,
+        ser_json_inf_nan="constants",
+        defer_build=True,  # a section that contains others builds what it needs of them
+    )
 
     @model_validator(mode="before")
     @classmethod
