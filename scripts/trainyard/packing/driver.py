@@ -1,6 +1,5 @@
 """The driver of a sweep: it starts Ray and runs the pending trials on its slots."""
 
-import importlib
 import logging
 import os
 import time
@@ -17,7 +16,7 @@ from trainyard.cluster.gpus import has_gpu, run_mps
 from trainyard.cluster.job_memory import record_memory
 from trainyard.cluster.node_folders import copy_patterns, remove_copies_at_exit
 from trainyard.cluster.ray.start import RayEndedError, start_ray
-from trainyard.cluster.ray.worker_parent import WorkerParent, prepared_parent
+from trainyard.cluster.ray.worker_parent import WorkerParent, preload, prepared_parent
 from trainyard.cluster.slurm_queries import list_user_jobs, run_slurm_command
 from trainyard.config.config import Config, Data
 from trainyard.config.load import config_copy
@@ -370,9 +369,7 @@ def _prepare_in_thread(plan: Plan, results: Path) -> Future[dict[str, float]]:
     dataset = results / "data" / sweep.dataset if sweep.dataset else None
 
     def prepare() -> dict[str, float]:
-        for module in NEEDED_WITH_RAY:
-            with suppress(ImportError):
-                importlib.import_module(module)
+        preload(NEEDED_WITH_RAY)
         return find_kind(sweep).count_flops(plan, dataset, seconds=COUNTING_SECONDS)
 
     pool = ThreadPoolExecutor(1)

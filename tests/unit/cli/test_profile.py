@@ -364,7 +364,7 @@ def executor_of(**settings):
 def test_without_accounting_jobs_are_followed_with_squeue(slurm, accounting, age, defaults, expected):
     slurm.prints("scontrol", f"MinJobAge = {age}\n")
     if accounting:
-        slurm.prints("sacct", "")
+        slurm.runs("sacct", "sleep 0.3")  # it is waited for
     settings = executor_of()
     site = profile.Profile(parsed("runtime=60", *defaults), lambda: settings)
     site.ask_accounting()

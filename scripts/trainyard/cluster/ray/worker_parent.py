@@ -62,7 +62,7 @@ class WorkerParent:
         # There is no raylet yet: workers end with this process, or with their parent, which ends with the raylet.
         of_workers = {"RAY_JOB_ID": FIRST_JOB, "RAY_RAYLET_PID": str(os.getpid())}
         with environment_variables(ENVIRONMENT | of_workers):  # which Ray's C++ part reads on import
-            self.import_seconds = _preload(RAY_MODULES)
+            self.import_seconds = preload(RAY_MODULES)
         self._control, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._is_prepared = False
         with control:
@@ -119,7 +119,7 @@ def prepared_parent(modules: Sequence[str], *, threads: int) -> WorkerParent | N
     return _parent
 
 
-def _preload(modules: Sequence[str]) -> float:
+def preload(modules: Sequence[str]) -> float:
     """Import modules; returns the time that this took."""
     began = time.perf_counter()
     for module in modules:
@@ -147,7 +147,7 @@ def _run(control: socket.socket, of_program: str) -> NoReturn:
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # as Ray does; OpenBLAS reads it on import
     os.environ.setdefault(COMPILE_THREADS, str(threads))  # torch._dynamo reads it on import
     global preload_seconds
-    preload_seconds = _preload(modules)
+    preload_seconds = preload(modules)
     gc.freeze()  # a collection in a worker would write to all these objects, and the kernel would copy their pages
     gc.enable()
     if command := _fork_workers(control):
