@@ -1,5 +1,6 @@
 """Trials that run a command of the user, each below a guard."""
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -9,7 +10,7 @@ from typing import Any
 from trainyard.cluster import host
 from trainyard.config.placeholders import GPUS, PORT
 from trainyard.config.settings import SETTINGS
-from trainyard.config.sweep import CommandSweep
+from trainyard.config.sweep import CommandSweep, Sweep
 from trainyard.config.user_programs import INCOMPLETE, checkpoints_of
 from trainyard.kinds.program import ProgramTrials
 from trainyard.packing.messages import Assignment
@@ -36,6 +37,11 @@ from trainyard.utils.guarded_process import ProcessGuard, hold_folder
 
 class CommandTrials(ProgramTrials):
     """Runs commands of the user."""
+
+    @classmethod
+    def preload(cls, sweep: Sweep) -> Sequence[str]:
+        """What Ray imports when it first sends a message. A function needs the user's variables before."""
+        return ["numpy"]
 
     def prepare(self) -> tuple[str, dict[str, Any]]:
         """Start the guard. The environment is that before the variables of a trial: scripts of conda activate it."""

@@ -49,6 +49,8 @@ from trainyard.programs.user_environment import (
     code_record,
     find_interpreter,
     record_environment,
+    thread_variables,
+    worker_threads,
 )
 from trainyard.results.completeness import warn_unreadable
 from trainyard.utils.environment_variables import Variables, environment_variables
@@ -234,7 +236,7 @@ def _run(session: DriverSession) -> tuple[Plan, TrialClaims]:
     if plan.state.unfinished:  # the parent of the workers imports what they need during the rest of the preparation
         kind = find_kind(sweep)
         modules = [*WORKER_MODULES, kind.__module__, *kind.preload(sweep)]
-        parent = prepared_parent(modules, threads=sweep.slots.cpus_per_trial)
+        parent = prepared_parent(modules, thread_variables(sweep.slots.cpus_per_trial))
         kind.check_job(sweep, session.results / "data" / sweep.dataset if sweep.dataset else None)
     plan = _fix_slots(plan)
     find_interpreter(sweep)  # an environment that does not exist is an error before Ray starts
@@ -302,7 +304,11 @@ def _run_pending(session: DriverSession, plan: Plan, claims: TrialClaims, parent
     view = LiveView(plan)
     log.info("starting Ray with %s", count_of(plan.state.sweep.slots.count, "slot"))
     flops = _prepare_in_thread(plan, session.results)
-    with session.start_workers(plan, config, parent, order_job=journal.order_job) as (workers, spent), view.show():
+    with (
+        environment_variables(worker_threads(plan.state.sweep.slots.cpus_per_trial, variables)),
+        session.start_workers(plan, config, parent, order_job=journal.order_job) as (workers, spent),
+        view.show(),
+    ):
         from trainyard.packing.trial_loop import TrialLoop  # it imports Ray
 
         journal.record(RayStarted(spent=spent))

@@ -14,8 +14,7 @@ from trainyard.programs.trial_messages import EpochReported, TrialEnded
 from trainyard.utils.environment_variables import Variables
 
 # What a worker imports before its first trial. Modules of a user's own code are imported by the trials.
-# Ray imports numpy with its first message. It also imports pyarrow, but that starts a thread, and then no fork is safe.
-WORKER_MODULES: Final = ("trainyard.packing.worker", "trainyard.cluster.telemetry", "numpy")
+WORKER_MODULES: Final = ("trainyard.packing.worker", "trainyard.cluster.telemetry")
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from typing import Any, Final
 from trainyard.config.placeholders import Command
 from trainyard.config.scaling import ScriptScaling
 from trainyard.config.user_programs import CommandOptions, Study
-from trainyard.utils.environment_variables import COMPILE_THREADS
+from trainyard.utils.environment_variables import COMPILE_THREADS, Variables
 from trainyard.utils.errors import UserError
 from trainyard.utils.import_path import version
 from trainyard.utils.text import suggest
@@ -116,6 +116,11 @@ def thread_variables(count: int, environment: Mapping[str, str] = os.environ) ->
     """Variables that make libraries use this many threads; for torch.compile, the number in `environment` stays."""
     compiling = {} if COMPILE_THREADS in environment else {COMPILE_THREADS: str(count)}
     return dict.fromkeys(_THREADS, str(count)) | compiling
+
+
+def worker_threads(count: int, variables: Variables) -> Variables:
+    """Variables with which a worker starts: Ray imports numpy there before the user's `variables` are set."""
+    return {**thread_variables(count), **{name: variables[name] for name in _THREADS if name in variables}}
 
 
 def gpu_memory_variables(share: float, environment: Mapping[str, str] = os.environ) -> dict[str, str]:

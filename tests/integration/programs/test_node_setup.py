@@ -11,7 +11,7 @@ from slurm_cluster.waiting import PATIENCE_SECONDS, wait_until
 from trainyard.cluster import host
 from trainyard.config.load import check_config
 from trainyard.planning.attempts import Fold
-from trainyard.planning.journal import Started
+from trainyard.planning.journal import Ended, Started
 from trainyard.programs.node_setup import prepared_nodes
 from trainyard.utils.errors import UserError
 
@@ -115,6 +115,28 @@ def test_setup_runs_once_per_job_and_teardown_also_after_failed_trials(project, 
     assert re.search(r",1,finished,1,[\d.]+,1$", (project.results / "sweeps/s/trials.csv").read_text(), re.MULTILINE)
     project.run(*project.script("sweep", "--sweep", "s"))
     assert (project.folder / "setup.txt").read_text() == "unpacking\n", "no trial was pending"
+
+
+THREADS = """
+import numpy
+from threadpoolctl import threadpool_info
+
+def run(config, context):
+    return {"threads": max(pool["num_threads"] for pool in threadpool_info() if "openblas" in pool["filepath"])}
+"""
+
+
+@pytest.mark.parametrize(("cpus", "setup", "threads"), [(1, "true", 1), (2, "export OPENBLAS_NUM_THREADS=1", 1)])
+def test_numpy_in_a_function_has_the_threads_of_a_trial_or_of_setup(project, monkeypatch, cpus, setup, threads):
+    """Ray imports numpy before the first trial. Snakemake sets these variables to the CPUs of the job."""
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS"):
+        monkeypatch.setenv(name, "2")
+    (project.folder / "mine.py").write_text(THREADS)
+    slots = {"cpus": 2, "cpus_per_trial": cpus}
+    project.write({"sweeps": {"s": {"function": "mine:run", "setup": setup, "grid": {"n": [1]}, "slots": slots}}})
+    project.run(*project.script("sweep", "--sweep", "s"))
+    (end,) = events(project, Ended)
+    assert end.metrics["threads"] == threads
 
 
 @pytest.mark.slow

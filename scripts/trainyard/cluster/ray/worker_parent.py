@@ -22,7 +22,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -31,7 +31,7 @@ import psutil
 from trainyard.cluster.ray.environment import ENVIRONMENT
 from trainyard.cluster.ray.patches import SWITCH
 from trainyard.cluster.ray.worker_request import FORKED
-from trainyard.utils.environment_variables import COMPILE_THREADS, environment_variables
+from trainyard.utils.environment_variables import environment_variables
 from trainyard.utils.guard import KILL_SECONDS, send_signal, signal_at_end_of_parent
 
 # The program of a worker, and what Ray imports when it first sends a message.
@@ -74,11 +74,11 @@ class WorkerParent:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._process = psutil.Process(pid)
 
-    def prepare(self, modules: Sequence[str], *, threads: int) -> None:
-        """Let it import these modules, for trials of `threads` threads; only the first call counts."""
+    def prepare(self, modules: Sequence[str], variables: Mapping[str, str]) -> None:
+        """Let it import these modules with these environment variables; only the first call counts."""
         if not self._is_prepared:
             self._is_prepared = True
-            self._send(json.dumps([threads, *modules]).encode())
+            self._send(json.dumps({"modules": list(modules), "variables": dict(variables)}).encode())
 
     def serve(self, directory: Path) -> list[str]:
         """Listen in this private directory; returns the program that Ray shall run to start a worker."""
@@ -112,10 +112,13 @@ def fork_parent() -> None:
         _parent = WorkerParent()
 
 
-def prepared_parent(modules: Sequence[str], *, threads: int) -> WorkerParent | None:
-    """The parent of this process's workers, which now imports `modules`; None without one."""
+def prepared_parent(modules: Sequence[str], variables: Mapping[str, str]) -> WorkerParent | None:
+    """The parent of this process's workers, which now imports `modules`; None without one.
+
+    `variables` are the numbers of threads that libraries read from the environment when they are imported.
+    """
     if _parent:
-        _parent.prepare(modules, threads=threads)
+        _parent.prepare(modules, variables)
     return _parent
 
 
@@ -143,11 +146,10 @@ def _run(control: socket.socket, of_program: str) -> NoReturn:
         ray._raylet.setproctitle(TITLE)  # type: ignore[attr-defined]  # a compiled module
     if not (message := control.recv(MESSAGE_BYTES)):
         sys.exit()
-    threads, *modules = json.loads(message)
-    os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # as Ray does; OpenBLAS reads it on import
-    os.environ.setdefault(COMPILE_THREADS, str(threads))  # torch._dynamo reads it on import
+    request = json.loads(message)
+    os.environ.update(request["variables"])
     global preload_seconds
-    preload_seconds = preload(modules)
+    preload_seconds = preload(request["modules"])
     gc.freeze()  # a collection in a worker would write to all these objects, and the kernel would copy their pages
     gc.enable()
     if command := _fork_workers(control):

@@ -67,7 +67,7 @@ worker_parent.ANSWER_SECONDS = float(seconds)
 assert len(os.listdir("/proc/self/task")) == 1, "a fork copies one thread only; a lock of another stays locked"
 if modules:
     worker_parent.fork_parent()
-parent = worker_parent.prepared_parent(modules, threads=1)
+parent = worker_parent.prepared_parent(modules, {"OMP_NUM_THREADS": "1"})
 lines = [None]
 while lines:
     with start_ray(gpus=2, cpus=2, parent=parent):
@@ -157,7 +157,7 @@ sys.path.insert(0, sys.argv[1])
 from trainyard.cluster.ray import worker_parent
 worker_parent.ANSWER_SECONDS = 0.5
 worker_parent.fork_parent()
-parent = worker_parent.prepared_parent([], threads=1)
+parent = worker_parent.prepared_parent([], {"OMP_NUM_THREADS": "1"})
 os.kill(parent._process.pid, signal.SIGSTOP)
 print(json.dumps(parent.serve(Path.cwd())), flush=True)
 sys.stdin.read()
@@ -204,7 +204,7 @@ def test_when_the_parent_hangs_workers_start_without_it_and_remain_the_only_ones
 def test_there_is_no_parent_if_the_patches_of_ray_are_turned_off(monkeypatch):
     monkeypatch.setenv(SWITCH, "0")
     fork_parent()
-    assert prepared_parent(WORKER_MODULES, threads=1) is None
+    assert prepared_parent(WORKER_MODULES, {"OMP_NUM_THREADS": "1"}) is None
 
 
 @pytest.mark.parametrize("victim", ["driver", "raylet"])
@@ -230,7 +230,7 @@ import sys
 sys.path.insert(0, sys.argv[1])
 from trainyard.cluster.ray import worker_parent
 worker_parent.fork_parent()
-worker_parent.prepared_parent(["torch"], threads=1)
+worker_parent.prepared_parent(["torch"], {"OMP_NUM_THREADS": "1"})
 parent = worker_parent._parent._process.pid
 print(parent, open(f"/proc/{parent}/environ").read().count("SLURM_JOB_ID=7"))
 """
