@@ -6,6 +6,7 @@ import re
 import shutil
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from functools import cached_property
 from types import SimpleNamespace
 from typing import Any, Final
@@ -52,8 +53,7 @@ class Profile:
         self.has_scheduler = bool(self.default("runtime"))
         self.is_main = is_main
         self.submits = is_main and self.has_scheduler  # a message then states what a job costs
-        self._keeps_accounting = False
-        self._query: threading.Thread | None = None  # which sets it
+        self._keeps_accounting: Future[bool] | None = None
 
     def default(self, name: str) -> str:
         """A resource of `default-resources`; "" if it is not there."""
@@ -77,13 +77,17 @@ class Profile:
 
     def ask_accounting(self) -> None:
         """Ask Slurm whether it keeps accounting, in a thread: it may take a while. Nothing if no job is submitted."""
+        if not self.submits:
+            return
+        answer = self._keeps_accounting = Future()
 
         def ask() -> None:
-            self._keeps_accounting = keeps_accounting()
+            try:
+                answer.set_result(keeps_accounting())
+            except Exception as error:
+                answer.set_exception(error)
 
-        if self.submits:
-            self._query = threading.Thread(target=ask, daemon=True)
-            self._query.start()
+        threading.Thread(target=ask, daemon=True).start()  # the end of this process does not wait for it
 
     def follow_jobs(self) -> None:
         """Have Snakemake follow its jobs with squeue if Slurm keeps no accounting: with sacct, it would wait forever.
@@ -94,10 +98,9 @@ class Profile:
             UserError: jobs cannot be followed.
         """
         settings = self._executor()
-        if self._query is None or not hasattr(settings, "status_command"):
+        if self._keeps_accounting is None or not hasattr(settings, "status_command"):
             return
-        self._query.join()
-        if self._keeps_accounting:
+        if self._keeps_accounting.result():
             return
         if shutil.which("sacct") is None:
             raise UserError("the command sacct is missing here: Snakemake's Slurm plugin runs it to find your account")

@@ -59,8 +59,6 @@ def open_workflow(snakemake: Snakemake, config: Mapping[str, Any]) -> Workflow:
         set_resources={names[rule]: settings for rule, settings in set_resources.items() if rule in names},
         is_main=snakemake.is_main_process,
     )
-    if not (dry_run := snakemake.output_settings.dryrun):
-        profile.ask_accounting()
     workflow = Workflow(
         _given_config(snakemake, config) if is_module else _config_of_files(snakemake),
         results=Path("results"),
@@ -71,6 +69,8 @@ def open_workflow(snakemake: Snakemake, config: Mapping[str, Any]) -> Workflow:
         is_dry_run=lambda: snakemake.dryrun,
         make_again=lambda output: snakemake.dag.forcefiles.add(output),
     )
+    if not (dry_run := snakemake.output_settings.dryrun):
+        profile.ask_accounting()  # while Snakemake reads the rules
     if dry_run and not is_module:
         show_plan(snakemake, workflow)
     if dry_run or (is_module and snakemake.is_main_process):  # Snakemake runs no `onstart` of these

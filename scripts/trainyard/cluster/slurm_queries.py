@@ -38,7 +38,15 @@ def run_slurm_command(*command: str) -> str:
     """
     environment = {name: value for name, value in os.environ.items() if not _OUTPUT_VARIABLES.fullmatch(name)}
     try:
-        done = subprocess.run(command, env=environment, text=True, capture_output=True, check=True, timeout=60)
+        done = subprocess.run(
+            command,
+            env=environment,
+            text=True,
+            errors="replace",  # Slurm may cut the name of a job within a character
+            capture_output=True,
+            check=True,
+            timeout=60,
+        )
     except (OSError, subprocess.SubprocessError) as error:
         reason = getattr(error, "stderr", "") or error
         raise UserError(f"`{' '.join(command)}` failed: {str(reason).strip()}") from None

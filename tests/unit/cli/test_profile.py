@@ -352,6 +352,17 @@ def executor_of(**settings):
     return SimpleNamespace(status_command="sacct", **settings)
 
 
+def test_an_error_of_the_query_of_the_accounting_is_raised_where_its_answer_is_used(monkeypatch):
+    def fail():
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(profile, "keeps_accounting", fail)
+    site = profile.Profile(parsed("runtime=60"), executor_of)
+    site.ask_accounting()
+    with pytest.raises(ValueError, match="a bug"):
+        site.follow_jobs()
+
+
 @pytest.mark.parametrize(
     ("accounting", "age", "defaults", "expected"),
     [

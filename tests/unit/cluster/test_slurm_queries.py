@@ -47,6 +47,11 @@ def test_variables_of_the_users_shell_change_no_output(slurm, monkeypatch):
     assert slurm_queries.run_slurm_command("scontrol").split() == ["none"] * 5 + ["relative"]
 
 
+def test_a_name_that_slurm_cuts_within_a_character_is_output_like_any_other(slurm):
+    slurm.runs("sacct", r"printf 'na\303+\n'")
+    assert slurm_queries.keeps_accounting()
+
+
 @pytest.mark.parametrize(
     ("error", "is_known"), [("slurm_load_jobs error: Invalid job id specified", False), ("Socket timed out", True)]
 )
