@@ -131,10 +131,10 @@ def test_a_sweep_ends_in_an_error_when_ray_starts_no_more_workers(project):
     impatient = """
 import runpy, sys, threading
 from trainyard.cluster.ray import start
-from trainyard.packing.live_view import LiveView
+from trainyard.packing import driver
 reap = start._reap_raylet
 start._reap_raylet = lambda has_ended: reap(threading.Event())  # otherwise, Ray would be started again
-show = LiveView.show
+show = driver._shown
 def show_impatiently(view):
     from trainyard.packing import slot_pool  # it imports Ray, which reads its environment then: not before it is up
     replace = slot_pool.SlotPool.replace_worker
@@ -143,7 +143,7 @@ def show_impatiently(view):
         return replace(pool, slot)
     slot_pool.SlotPool.replace_worker = replace_impatiently
     return show(view)
-LiveView.show = show_impatiently
+driver._shown = show_impatiently
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """

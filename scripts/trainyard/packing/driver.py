@@ -2,10 +2,11 @@
 
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Set
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -307,7 +308,7 @@ def _run_pending(session: DriverSession, plan: Plan, claims: TrialClaims, parent
     with (
         environment_variables(worker_threads(plan.state.sweep.slots.cpus_per_trial, variables)),
         session.start_workers(plan, config, parent, order_job=journal.order_job) as (workers, spent),
-        view.show(),
+        _shown(view),
     ):
         from trainyard.packing.trial_loop import TrialLoop  # it imports Ray
 
@@ -319,6 +320,15 @@ def _run_pending(session: DriverSession, plan: Plan, claims: TrialClaims, parent
         setup = _worker_setup(plan, session.results, config.data, variables)
         run = open_run(plan, journal, claims, setup, view, workers.clock)
         TrialLoop(run, workers).run(planned_tasks(plan, claims))
+
+
+def _shown(view: LiveView) -> AbstractContextManager[None]:
+    """Show the table of a view during the block, if there is a terminal, and all log lines above it."""
+    if not sys.stdout.isatty():
+        return nullcontext()
+    from trainyard.packing.live_table import shown_table  # imports rich
+
+    return shown_table(view)
 
 
 def _record_session(session: DriverSession, plan: Plan) -> None:

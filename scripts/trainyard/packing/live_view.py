@@ -1,9 +1,7 @@
 """The progress of a running sweep: a table that updates itself on a terminal, log lines elsewhere."""
 
 import logging
-import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 
 from trainyard.config.trial_status import TrialStatus
 from trainyard.config.trials import early_end
@@ -33,14 +31,6 @@ class LiveView:
         self.ended = 0  # trials that will not run again
         self._finished = 0  # trials
         self._finished_seconds = 0.0  # the sum of their durations
-
-    def show(self) -> AbstractContextManager[None]:
-        """Show the table during the block, if there is a terminal, and all log lines above it."""
-        if not sys.stdout.isatty():
-            return nullcontext()
-        from trainyard.packing.live_table import shown_table  # imports rich
-
-        return shown_table(self)
 
     def on_event(self, event: TrialEvent, attempt: Attempt, *, is_own: bool) -> None:
         """Count trials that start and end, and log and show what happens to those of this job."""
