@@ -40,7 +40,7 @@ class CommandTrials(ProgramTrials):
 
     @classmethod
     def preload(cls, sweep: Sweep) -> Sequence[str]:
-        """What Ray imports when it first sends a message. A function needs the user's variables before."""
+        """Ray imports numpy with its first message. Commands have processes of their own, with a numpy of their own."""
         return ["numpy"]
 
     def prepare(self) -> tuple[str, dict[str, Any]]:

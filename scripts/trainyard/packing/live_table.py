@@ -1,4 +1,4 @@
-"""The table of a running sweep on a terminal: apart from `live_view`, since jobs have none, and rich takes a while."""
+"""The table of a running sweep on a terminal. Jobs have none: their drivers import neither this module nor rich."""
 
 import io
 import logging

@@ -1,4 +1,4 @@
-"""The progress of a running sweep: a table that updates itself on a terminal, log lines elsewhere."""
+"""The progress of a running sweep, with a log line for each trial that ends. `live_table` shows it on a terminal."""
 
 import logging
 from collections.abc import Sequence

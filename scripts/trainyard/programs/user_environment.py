@@ -119,7 +119,10 @@ def thread_variables(count: int, environment: Mapping[str, str] = os.environ) ->
 
 
 def worker_threads(count: int, variables: Variables) -> Variables:
-    """Variables with which a worker starts: Ray imports numpy there before the user's `variables` are set."""
+    """The numbers of threads with which a worker starts: those of a trial, unless the user's `variables` have others.
+
+    Ray imports numpy in the worker, which reads them then, before the worker sets the other variables.
+    """
     return {**thread_variables(count), **{name: variables[name] for name in _THREADS if name in variables}}
 
 
