@@ -1,6 +1,7 @@
 """Drivers of one sweep as the jobs of Slurm have them, each a process on this machine."""
 
 import json
+import shlex
 import signal
 from collections import Counter
 
@@ -42,9 +43,13 @@ class Drivers:
         (self.project.folder / "launcher.py").write_text(LAUNCHER)
 
     def start(self, number):
-        """Start the driver of a job; its output is in a file, so that none waits for its reader."""
-        command = f"exec python launcher.py {number} > driver-{len(self.started)}.log 2>&1"
-        self.started.append(self.project.start("sh", "-c", command))
+        """Start the driver of a job."""
+        return self.start_command("python", "launcher.py", str(number))
+
+    def start_command(self, *command):
+        """Start a command; its output is in a file, so that none waits for its reader."""
+        redirected = f"exec {shlex.join(command)} > driver-{len(self.started)}.log 2>&1"
+        self.started.append(self.project.start("sh", "-c", redirected))
         return self.started[-1]
 
     def output(self, driver):

@@ -279,19 +279,13 @@ def test_the_same_command_with_more_trials_waits_for_the_one_that_runs(slurm, wa
     if in_slurm_job:
         drivers.project.environment["SLURM_JOB_ID"] = slurm.allocate("n1")
     command = drivers.project.script("sweep", "--sweep", "s")
-    first = drivers.project.start(*command)
-    drivers.started.append(first)
+    first = drivers.start_command(*command)
     await_start(drivers, 0)
     waiting(slots=slots, grid={"n": [0, 1, 2, 3]})
-    second = drivers.project.start(*command)
-    drivers.started.append(second)
-    requests = drivers.folder / "claims"
-    wait_until(lambda: sum('"config"' in path.read_text() for path in requests.glob("*.json")) == 2, what="its config")
+    second = drivers.start_command(*command)
+    wait_until(lambda: "waiting for them" in drivers.output(second), what="the second command to wait")
     go_on(drivers)
-    for each in (first, second):
-        output = each.communicate(timeout=300)[0]
-        assert each.returncode == 0, output
-    assert "waiting for them" in output
+    drivers.end(first, second)
     assert sorted(drivers.ran().values()) == [1] * 4
     assert len(drivers.sessions()) == 1
     assert len(pd.read_csv(drivers.folder / "trials.csv")) == 4

@@ -221,6 +221,7 @@ def test_a_job_is_continued_if_a_trial_got_further_before_the_end_of_the_walltim
                 file = loop._run.setup.checkpoint_folder(task) / "last.pt"
                 file.parent.mkdir(parents=True)
                 file.write_text(str(number))
+                os.utime(file, times=(attempt.start + 1, attempt.start + 1))  # file systems tell time by coarse ticks
             loop._end(slot.current, TrialEnded(status=TrialStatus.INTERRUPTED, error=OUT_OF_TIME))
             assert attempt.has_saved is saves
             earlier += [attempt, Attempt("a", 2, 0.0, 1.0, outcome=TrialStatus.FAILED)]  # on its checkpoint
