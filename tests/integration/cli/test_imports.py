@@ -40,3 +40,37 @@ def test_a_program_imports_no_slow_module_before_it_needs_it(program, expected):
 def test_the_driver_of_a_sweep_imports_neither_torch_nor_what_writes_tables():
     """Its workers import torch while it starts Ray; it writes the tables at the end."""
     assert imported("import trainyard.packing.driver, trainyard.kinds.train") <= {"numpy", "rich"}
+
+
+def test_snakemake_starts_without_pandas():
+    """A report of its Slurm plugin needs it, which is seldom requested."""
+    code = """
+from trainyard.cli import commands
+sys.argv = ["trainyard", "--version"]
+try:
+    commands._run_snakemake()
+except SystemExit:
+    pass
+"""
+    assert imported(code) & SLOW <= {"snakemake", "numpy"}
+
+
+def test_the_efficiency_report_of_the_slurm_plugin_is_its_own(tmp_path):
+    sacct = tmp_path / "sacct"
+    job, step = "7|a|rule|00:00:10|00:00:05|1|1||100M", "7.0|a||00:00:10|00:00:05|1|1|50M|"
+    sacct.write_text(f"#!/bin/sh\nprintf '{job}\\n{step}\\n'\n")
+    sacct.chmod(0o755)
+    code = f"""
+import logging, os
+from trainyard.cli.efficiency_report import defer_report
+defer_report()
+import snakemake_executor_plugin_slurm as plugin
+assert "pandas" not in sys.modules
+os.environ["PATH"] = {str(tmp_path)!r} + ":" + os.environ["PATH"]
+report = dict(e_threshold=0.8, run_uuid="u", e_report_path={str(tmp_path)!r}, logger=logging.getLogger())
+plugin.create_efficiency_report(**report)
+plugin.create_efficiency_report(**report)
+"""
+    assert "pandas" in imported(code)
+    (report,) = tmp_path.glob("*.csv")
+    assert "50.0" in report.read_text()
