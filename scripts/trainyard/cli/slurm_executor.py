@@ -271,7 +271,7 @@ class SlurmExecutor(Executor):  # type: ignore[misc]
         # The node of the batch script. On several nodes, the program starts further steps.
         step = ["srun", "-n1", "--nodes=1", "--relative=0", "--cpu-bind=none", *filter(None, options)]
         task = [python, script, job_script.TASK, job_script.ENDED, program]
-        command = f"exec {' '.join([python, script, *step, *task])}"
+        command = f"exec {' '.join([python, '-I', '-S', script, *step, *task])}"
         if not modules:
             return command
         return f"exec bash -c {shlex.quote(job.env_modules.shellcmd(modules + command))}"

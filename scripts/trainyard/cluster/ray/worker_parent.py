@@ -14,6 +14,7 @@ import contextlib
 import gc
 import importlib
 import json
+import marshal
 import os
 import resource
 import runpy
@@ -191,7 +192,7 @@ def _fork_workers_of(listener: socket.socket, control: socket.socket) -> list[st
         while select.select([listener.fileno(), *ends], [], [])[0] == [listener.fileno()]:
             connection, _ = listener.accept()
             # Without an answer, the process that sent the request is the worker.
-            with connection, contextlib.suppress(OSError, ValueError):
+            with connection, contextlib.suppress(OSError, ValueError, EOFError, TypeError):
                 request, standard = _receive(connection)
                 try:
                     if request["environment"].get("RAY_JOB_ID") != FIRST_JOB:
@@ -213,8 +214,8 @@ def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
     """A request, and descriptors for the worker's standard input, output and error."""
     connection.settimeout(RECEIVE_SECONDS)
     _, (content, *standard), _, _ = socket.recv_fds(connection, 1, 4)
-    with os.fdopen(content) as file:
-        return json.load(file), standard
+    with os.fdopen(content, "rb") as file:
+        return marshal.load(file), standard
 
 
 def _become_worker(request: dict[str, Any], standard: list[int], parent: int, connection: socket.socket) -> list[str]:
