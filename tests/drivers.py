@@ -48,8 +48,9 @@ class Drivers:
 
     def start_command(self, *command):
         """Start a command; its output is in a file, so that none waits for its reader."""
-        redirected = f"exec {shlex.join(command)} > driver-{len(self.started)}.log 2>&1"
-        self.started.append(self.project.start("sh", "-c", redirected))
+        log = f"driver-{len(self.started)}.log"
+        (self.project.folder / log).touch()  # `output` may be called before the shell runs
+        self.started.append(self.project.start("sh", "-c", f"exec {shlex.join(command)} > {log} 2>&1"))
         return self.started[-1]
 
     def output(self, driver):

@@ -89,11 +89,11 @@ def _print_error(error: UserError, typed: Sequence[str]) -> None:
 
 def _run_snakemake() -> NoReturn:
     """Run Snakemake as its own `main` does, which says at each start which profile it uses."""
-    from trainyard.cli.efficiency_report import defer_report
-
-    defer_report()
     gc.disable()  # nothing that Snakemake's modules define is garbage
-    from snakemake.cli import args_to_api  # takes a second
+    from trainyard.cli.without_pandas import import_snakemake
+
+    import_snakemake()
+    from snakemake.cli import args_to_api
     from snakemake.exceptions import CliException
 
     from trainyard.config.parser import read_file

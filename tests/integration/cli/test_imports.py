@@ -55,6 +55,21 @@ except SystemExit:
     assert imported(code) & SLOW <= {"snakemake", "numpy"}
 
 
+def test_snakemake_records_a_parameter_as_before_also_a_table():
+    code = """
+from trainyard.cli.without_pandas import import_snakemake
+import_snakemake()
+from snakemake.persistence.file import FilePersistence
+records = object.__new__(FilePersistence)
+assert records._serialize_param(["a", 1]) == "['a', 1]"
+assert "pandas" not in sys.modules
+import pandas
+first, second = (records._serialize_param(pandas.DataFrame({"n": [n]})) for n in (1, 2))
+assert first != second and first == repr(pandas.util.hash_pandas_object(pandas.DataFrame({"n": [1]})).tolist())
+"""
+    imported(code)
+
+
 def test_the_efficiency_report_of_the_slurm_plugin_is_its_own(tmp_path):
     sacct = tmp_path / "sacct"
     job, step = "7|a|rule|00:00:10|00:00:05|1|1||100M", "7.0|a||00:00:10|00:00:05|1|1|50M|"
@@ -62,8 +77,8 @@ def test_the_efficiency_report_of_the_slurm_plugin_is_its_own(tmp_path):
     sacct.chmod(0o755)
     code = f"""
 import logging, os
-from trainyard.cli.efficiency_report import defer_report
-defer_report()
+from trainyard.cli.without_pandas import import_snakemake
+import_snakemake()
 import snakemake_executor_plugin_slurm as plugin
 assert "pandas" not in sys.modules
 os.environ["PATH"] = {str(tmp_path)!r} + ":" + os.environ["PATH"]

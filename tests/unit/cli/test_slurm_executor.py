@@ -390,7 +390,7 @@ def test_the_script_of_a_job_runs_the_program_of_its_rule_in_a_step(executor, mo
         assert words[3].startswith(loads)
         script = words[3].removeprefix(loads)
     python, step = "/my env/bin/python", job_script.__file__
-    words = ["exec", python, step, "srun", "-n1", "--nodes=1", "--relative=0", "--cpu-bind=none"]
+    words = ["exec", python, "-I", "-S", step, "srun", "-n1", "--nodes=1", "--relative=0", "--cpu-bind=none"]
     words += ["--cpus-per-task=2", "--gpus=1"]
     words += [python, step, job_script.TASK, job_script.ENDED, "/my code/sweep.py", "--sweep", "depth"]
     assert shlex.split(script) == words

@@ -1,0 +1,31 @@
+"""Lets Snakemake start without pandas, whose import takes a quarter of a second, until something needs it."""
+
+import importlib
+import sys
+from typing import Any, Final
+
+# A module of the Slurm plugin, which the plugin imports for a report that is seldom requested. It imports pandas.
+REPORT: Final = "snakemake_executor_plugin_slurm.efficiency_report"
+
+
+def import_snakemake() -> None:
+    """Import Snakemake's command line, and let this module stand in for that of the report."""
+    sys.modules[REPORT] = sys.modules[__name__]
+    import snakemake.cli  # noqa: F401  (takes a second)
+    from snakemake.persistence import PersistenceBase
+
+    of_pandas = PersistenceBase._serialize_param_pandas  # where Snakemake finds pandas installed, it imports it
+
+    def serialize(records: Any, value: Any) -> Any:
+        """The text by which Snakemake finds out whether the parameter of a rule has changed."""
+        if "pandas" in sys.modules:
+            return of_pandas(records, value)
+        return records._serialize_param_builtin(value)  # no value can be a table
+
+    PersistenceBase._serialize_param_pandas = serialize
+
+
+def create_efficiency_report(**options: Any) -> None:
+    """What the plugin calls for `--slurm-efficiency-report`."""
+    del sys.modules[REPORT]
+    importlib.import_module(REPORT).create_efficiency_report(**options)
