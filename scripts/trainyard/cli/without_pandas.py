@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from types import ModuleType
 from typing import Any, Final
 
 # A module of the Slurm plugin, which the plugin imports for a report that is seldom requested. It imports pandas.
@@ -14,7 +15,10 @@ def import_snakemake() -> None:
     import snakemake.cli  # noqa: F401  (takes a second)
     from snakemake.persistence import PersistenceBase
 
-    of_pandas = PersistenceBase._serialize_param_pandas  # where Snakemake finds pandas installed, it imports it
+    # Where pandas is installed, Snakemake imports it when it first records a parameter, which may be a table.
+    of_pandas = getattr(PersistenceBase, "_serialize_param_pandas", None)
+    if of_pandas is None:  # a later release of Snakemake
+        return
 
     def serialize(records: Any, value: Any) -> Any:
         """The text by which Snakemake finds out whether the parameter of a rule has changed."""
@@ -25,7 +29,19 @@ def import_snakemake() -> None:
     PersistenceBase._serialize_param_pandas = serialize
 
 
-def create_efficiency_report(**options: Any) -> None:
+def create_efficiency_report(*arguments: Any, **options: Any) -> None:
     """What the plugin calls for `--slurm-efficiency-report`."""
-    del sys.modules[REPORT]
-    importlib.import_module(REPORT).create_efficiency_report(**options)
+    _real().create_efficiency_report(*arguments, **options)
+
+
+def __getattr__(name: str) -> Any:
+    """Whatever else a later release of the plugin imports from its module."""
+    if name.startswith("__"):  # what Python looks for
+        raise AttributeError(name)
+    return getattr(_real(), name)
+
+
+def _real() -> ModuleType:
+    if sys.modules.get(REPORT) is sys.modules[__name__]:
+        del sys.modules[REPORT]
+    return importlib.import_module(REPORT)

@@ -1,4 +1,4 @@
-"""Ends processes together with their owner, however that ends. `guarded_process` starts it as a process.
+"""Ends processes together with their owner, however that ends. `guarded_process` runs this file as a program.
 
     keeper, one per owner  >  watcher, one per program  >  the program and its descendants
 
@@ -562,3 +562,7 @@ def main() -> None:
         if fd >= 0:
             os.set_inheritable(fd, False)
     Keeper(socket.socket(fileno=control), owner).run()
+
+
+if __name__ == "__main__":
+    main()

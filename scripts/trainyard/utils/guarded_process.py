@@ -30,8 +30,7 @@ from trainyard.utils.guard import (
 )
 from trainyard.utils.locks import Hold, LockHeldError, hold
 
-# Runs guard.py, which Python would compile each time if it were the program.
-KEEPER: Final = "import sys; sys.path.append(sys.argv.pop(1)); import guard; guard.main()"
+GUARD_PROGRAM: Final = Path(__file__).with_name("guard.py")
 CHUNK_BYTES: Final = 2**16  # of output: what a pipe holds,
 PIPE_BYTES: Final = 2**20  # and what one can hold at most
 # After the grace period of an earlier attempt, before its folder counts as in use. On a node that is cut off the
@@ -132,16 +131,15 @@ def _start_keeper() -> socket.socket:
         owner = -1
     with keeper_control:
         fds = [keeper_control.fileno(), owner]
-        starter = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", KEEPER, str(Path(__file__).parent), *map(str, fds)],
+        subprocess.run(
+            [sys.executable, "-I", "-S", str(GUARD_PROGRAM), *map(str, fds)],
             pass_fds=[fd for fd in fds if fd >= 0],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             env={name: value for name, value in os.environ.items() if name != TREE_VARIABLE},
+            check=True,
         )
-    # It ends once it has forked the keeper, for which nobody has to wait: the socket holds the requests.
-    threading.Thread(target=starter.wait, daemon=True).start()
     if owner >= 0:
         os.close(owner)
     return control

@@ -89,3 +89,13 @@ plugin.create_efficiency_report(**report)
     assert "pandas" in imported(code)
     (report,) = tmp_path.glob("*.csv")
     assert "50.0" in report.read_text()
+
+
+def test_another_name_of_the_module_of_the_report_is_its_own():
+    code = """
+from trainyard.cli.without_pandas import import_snakemake
+import_snakemake()
+from snakemake_executor_plugin_slurm.efficiency_report import parse_maxrss
+assert parse_maxrss("2048K") == 2
+"""
+    assert "pandas" in imported(code)

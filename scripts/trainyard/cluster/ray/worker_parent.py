@@ -192,7 +192,7 @@ def _fork_workers_of(listener: socket.socket, control: socket.socket) -> list[st
         while select.select([listener.fileno(), *ends], [], [])[0] == [listener.fileno()]:
             connection, _ = listener.accept()
             # Without an answer, the process that sent the request is the worker.
-            with connection, contextlib.suppress(OSError, ValueError, EOFError, TypeError):
+            with connection, contextlib.suppress(OSError, ValueError, EOFError):
                 request, standard = _receive(connection)
                 try:
                     if request["environment"].get("RAY_JOB_ID") != FIRST_JOB:

@@ -2,8 +2,8 @@
 
 python -I -S worker_request.py SOCKET SECONDS default_worker.py OPTIONS ...
 
-All workers start at once, so it imports only modules in C: with `json` and `socket`, it takes twice as long. If there
-is no parent, or none that answers within SECONDS, it becomes the worker itself.
+All workers start at once, so besides `os` it imports only modules in C: with `json` and `socket`, it takes twice as
+long. If there is no parent, or none that answers within SECONDS, it becomes the worker itself.
 """
 
 import _signal  # type: ignore[import-not-found]
@@ -30,8 +30,8 @@ def main() -> None:
         "open_files": resource.getrlimit(resource.RLIMIT_NOFILE),  # which Ray raises
         "blocked_signals": sorted(_signal.pthread_sigmask(_signal.SIG_BLOCK, ())),
     }
-    connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     try:
+        connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
         connection.connect(path)  # waits if many do; with a timeout, it would fail at once
         connection.settimeout(float(seconds))
         file = os.memfd_create("request")
@@ -51,8 +51,8 @@ def _answer(connection: _socket.socket, path: str) -> bytes:
     try:
         return connection.recv(1)
     except TimeoutError:
-        try:  # noqa: SIM105  (contextlib takes long to import, and pathlib)
-            os.unlink(path)  # noqa: PTH108  (nobody else shall wait)
+        try:  # noqa: SIM105  (contextlib takes long to import)
+            os.unlink(path)  # noqa: PTH108  (so does pathlib); nobody else shall wait
         except FileNotFoundError:
             pass
         connection.shutdown(_socket.SHUT_RD)  # a worker that it forks later cannot answer, and ends
