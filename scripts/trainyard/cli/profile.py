@@ -4,7 +4,6 @@ import ast
 import os
 import re
 import shutil
-import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import cached_property
@@ -25,6 +24,7 @@ from trainyard.cluster.slurm_queries import (
 )
 from trainyard.config.scaling import MOST_CPUS_PER_GPU
 from trainyard.planning.memory_request import MemoryRequest, NodeMemory
+from trainyard.utils.background import in_background
 from trainyard.utils.errors import UserError
 from trainyard.utils.text import format_duration
 
@@ -77,17 +77,8 @@ class Profile:
 
     def ask_accounting(self) -> None:
         """Ask Slurm whether it keeps accounting, in a thread: it may take a while. Nothing if no job is submitted."""
-        if not self.submits:
-            return
-        answer = self._keeps_accounting = Future()
-
-        def ask() -> None:
-            try:
-                answer.set_result(keeps_accounting())
-            except Exception as error:
-                answer.set_exception(error)
-
-        threading.Thread(target=ask, daemon=True).start()  # the end of this process does not wait for it
+        if self.submits:
+            self._keeps_accounting = in_background(keeps_accounting)
 
     def follow_jobs(self) -> None:
         """Have Snakemake follow its jobs with squeue if Slurm keeps no accounting: with sacct, it would wait forever.

@@ -5,7 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Set
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -54,6 +54,7 @@ from trainyard.programs.user_environment import (
     worker_threads,
 )
 from trainyard.results.completeness import warn_unreadable
+from trainyard.utils.background import in_background
 from trainyard.utils.environment_variables import Variables, environment_variables
 from trainyard.utils.errors import UserError
 from trainyard.utils.text import count_of
@@ -388,7 +389,4 @@ def _prepare_in_thread(plan: Plan, results: Path) -> Future[dict[str, float]]:
         preload(NEEDED_WITH_RAY)
         return find_kind(sweep).count_flops(plan, dataset, seconds=COUNTING_SECONDS)
 
-    pool = ThreadPoolExecutor(1)
-    counted = pool.submit(prepare)
-    pool.shutdown(wait=False)
-    return counted
+    return in_background(prepare)
