@@ -6,6 +6,7 @@ import re
 import shlex
 import signal
 import sys
+import time
 
 import pytest
 from project import ROOT
@@ -86,7 +87,8 @@ def test_an_interrupt_is_an_object_too(project, verb):
     program = [sys.executable, str(ROOT / "scripts/trainyard"), "cli.commands"]
     words = [*program, verb, "--json", "--config", "pipe.yaml"]
     started = project.start("bash", "-c", 'exec "$@" 2> /dev/null', "bash", *words)
-    with pipe.open("w"):  # once the program reads it
+    with pipe.open("w"):  # once the program opens it
+        time.sleep(0.5)  # until it waits in its read: Python handles a signal that comes just before only after it
         os.killpg(started.pid, signal.SIGINT)
         printed, _ = started.communicate(timeout=PATIENCE_SECONDS)
     assert "interrupted" in json.loads(printed)["error"]["message"]
