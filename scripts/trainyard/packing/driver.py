@@ -5,7 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Set
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -305,8 +305,8 @@ def _run_pending(session: DriverSession, plan: Plan, claims: TrialClaims, parent
     variables = session.variables
     view = LiveView(plan)
     log.info("starting Ray with %s", count_of(plan.state.sweep.slots.count, "slot"))
-    flops = _prepare_in_thread(plan, session.results)
     with (
+        _preparing_in_thread(plan, session.results) as flops,
         environment_variables(worker_threads(plan.state.sweep.slots.cpus_per_trial, variables)),
         session.start_workers(plan, config, parent, order_job=journal.order_job) as (workers, spent),
         _shown(view),
@@ -377,10 +377,12 @@ def _worker_setup(plan: Plan, results: Path, data: Data, variables: Variables) -
     )
 
 
-def _prepare_in_thread(plan: Plan, results: Path) -> Future[dict[str, float]]:
+@contextmanager
+def _preparing_in_thread(plan: Plan, results: Path) -> Iterator[Future[dict[str, float]]]:
     """Import what is needed once Ray has started, while it does. Then count the FLOPs of the pending trials.
 
-    The result has none if something else determines the order of the trials.
+    The result has none if something else determines the order of the trials. The end of the block waits for the thread,
+    since torch aborts a process that ends while another thread computes; but not for ever, see `in_background`.
     """
     sweep = plan.state.sweep
     dataset = results / "data" / sweep.dataset if sweep.dataset else None
@@ -389,4 +391,8 @@ def _prepare_in_thread(plan: Plan, results: Path) -> Future[dict[str, float]]:
         preload(NEEDED_WITH_RAY)
         return find_kind(sweep).count_flops(plan, dataset, seconds=COUNTING_SECONDS)
 
-    return in_background(prepare)
+    counted = in_background(prepare)
+    try:
+        yield counted
+    finally:
+        wait([counted], timeout=COUNTING_SECONDS)

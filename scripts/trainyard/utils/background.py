@@ -11,8 +11,8 @@ Result = TypeVar("Result")
 def in_background(function: Callable[[], Result]) -> Future[Result]:
     """Call a function in a thread; the future has what it returns or raises.
 
-    The end of this process does not wait for it. If a signal ends the main thread while it imports a module, it may
-    hold the import lock until then, and a thread that imports would wait for ever.
+    The process does not wait for the thread when it exits. If the handler of a signal raises while the main thread
+    imports a module, that thread may never release Python's import lock, and another thread that imports never returns.
     """
     future = Future[Result]()
 

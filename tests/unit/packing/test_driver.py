@@ -2,10 +2,13 @@
 
 import os
 import subprocess
+import sys
 import time
 from types import SimpleNamespace
 
 import pytest
+from project import ROOT
+from slurm_cluster.waiting import PATIENCE_SECONDS
 from sweep_journals import killed_session, record_attempt, session_of
 from trainyard.config.load import check_config
 from trainyard.config.trial_status import TrialStatus
@@ -161,3 +164,48 @@ def test_what_a_killed_worker_had_not_reported_is_read_from_its_output_at_the_en
     record = state.record(trial)
     assert record.epochs_of(record.result) == [{"epoch": 1, "loss": 0.5}, {"epoch": 2, "loss": 0.3}]
     assert [each.outcome for each in record.attempts] == [TrialStatus.FAILED, TrialStatus.FINISHED]
+
+
+# A driver that ends while its thread does something else.
+ENDING = """
+import _imp, importlib, sys, threading, time
+from types import SimpleNamespace
+from trainyard.config.train import Train
+from trainyard.packing import driver
+
+begun = threading.Event()
+
+def compute(*_, **options):
+    from trainyard.training.gpu_utilization import count_flops
+    end = time.monotonic() + 2
+    while time.monotonic() < end:
+        count_flops(Train(model="resnet", epochs=1), shape=(32, 32, 3), classes=10, trains=False)
+        begun.set()
+
+def import_module(*_, **options):
+    begun.set()
+    while not _imp.lock_held():
+        pass
+    importlib.import_module("wave")
+
+driver.find_kind = lambda sweep: SimpleNamespace(count_flops={count})
+driver.COUNTING_SECONDS = {limit}
+plan = SimpleNamespace(state=SimpleNamespace(sweep=SimpleNamespace(dataset="")))
+with driver._preparing_in_thread(plan, None):
+    begun.wait()
+    {interrupt}
+    sys.exit(130)
+"""
+
+
+@pytest.mark.parametrize(
+    ("count", "limit", "interrupt"),
+    [
+        ("compute", 30, "time.sleep(0.2)"),  # torch would abort the process
+        ("import_module", 0.5, "_imp.acquire_lock()"),  # as `import` does; a signal may come before it is released
+    ],
+)
+def test_a_driver_ends_with_its_exit_code_while_its_thread_works(count, limit, interrupt):
+    code = ENDING.format(count=count, limit=limit, interrupt=interrupt)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT / "scripts", timeout=PATIENCE_SECONDS)
+    assert done.returncode == 130
